@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -20,12 +21,20 @@ from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import Code, OncegateError
 
 BODY_BYTES_MAX = 1000
-DESK = Desk(ROUTES, requests_max=9, operations_per_s=0, body_bytes_max=BODY_BYTES_MAX, hosts=AllowedHosts(["h"]))
 NODE = cast("Node", object())
 RUNNING: set[str] = set()
-HOT = HotRoutes(ROUTES, DESK, NODE, RUNNING)
 PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_~:-")
 WORD = PLAIN - set("~:-")
+
+
+@cache
+def desk() -> Desk:
+    return Desk(ROUTES, requests_max=9, operations_per_s=0, body_bytes_max=BODY_BYTES_MAX, hosts=AllowedHosts(["h"]))
+
+
+@cache
+def hot() -> HotRoutes:
+    return HotRoutes(ROUTES, desk(), NODE, RUNNING)
 
 
 def _named(route: Route, path: str) -> dict[str, str] | None:
@@ -94,7 +103,7 @@ methods = st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "PATCH"])
 def test_hot_is_a_plain_path_of_a_route_with_an_ordering_and_a_plain_query_where_one_is_taken(
     method: str, path: str, query: str
 ) -> None:
-    found = HOT.find(Head(method, path + query, {"host": "h"}, 0))
+    found = hot().find(Head(method, path + query, {"host": "h"}, 0))
     wanted = reference(method, path + query)
     assert (found and (found.route, found.names, found.query)) == wanted
     if found is not None:
@@ -109,20 +118,20 @@ HOT_ROUTES = [route for route in ROUTES if route.ordering is not None]
 @pytest.mark.parametrize("route", HOT_ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_with_an_ordering_is_found_up_to_the_bound_of_its_body(route: Route) -> None:
     path = "/".join("n" if part.startswith("{") else part for part in route.path.split("/"))
-    most = DESK.body_bytes_max(route)
-    found = HOT.find(Head(route.method, path, {"host": "h"}, most))
+    most = desk().body_bytes_max(route)
+    found = hot().find(Head(route.method, path, {"host": "h"}, most))
     assert found is not None
     assert found.route is route
-    assert HOT.find(Head(route.method, path, {"host": "h"}, most + 1)) is None
+    assert hot().find(Head(route.method, path, {"host": "h"}, most + 1)) is None
 
 
 OPERATIONS, ROW = "/v1/operations", "/v1/tables/t/rows/a"
 
 
 def _formed(head: Head, known: Form | None = None) -> Form | None:
-    found = HOT.find(head)
+    found = hot().find(head)
     assert found is not None
-    return HOT.form(head, found, known)
+    return hot().form(head, found, known)
 
 
 @pytest.mark.parametrize(
@@ -228,17 +237,17 @@ def test_head_that_differs_in_what_the_desk_asks_is_looked_at_again(
 
 def test_admitted_request_carries_its_sender_its_usage_and_what_its_head_said() -> None:
     head = Head("GET", f"{ROW}?min_commit=5", {"host": "h", "if-none-match": '"1"', "accept": wire.MSGPACK}, 0)
-    found, form = HOT.find(head), _formed(head)
+    found, form = hot().find(head), _formed(head)
     assert found is not None
     assert form is not None
-    exchange = HOT.admit(head, found, form)
+    exchange = hot().admit(head, found, form)
     assert exchange is not None
-    usage = DESK.usage_of(ANONYMOUS)
+    usage = desk().usage_of(ANONYMOUS)
     assert usage is not None
     assert exchange.usage is usage
     assert (exchange.node, exchange.identity) == (NODE, ANONYMOUS)
     assert exchange.running is RUNNING
-    assert HOT.node is NODE
+    assert hot().node is NODE
     assert (exchange.media, exchange.packed, exchange.query) == (UNNAMED, True, {"min_commit": "5"})
     assert [exchange.headers(name) for name in ("If-None-Match", "IF-NONE-MATCH", "Other")] == [['"1"'], ['"1"'], []]
     assert usage.requests == 1
@@ -247,18 +256,18 @@ def test_admitted_request_carries_its_sender_its_usage_and_what_its_head_said() 
 
 def test_request_that_no_route_serves_is_not_counted() -> None:
     head = Head("GET", ROW, {"host": "h"}, 0)
-    found, form = HOT.find(head), _formed(head)
+    found, form = hot().find(head), _formed(head)
     assert found is not None
     assert form is not None
-    before = DESK.usage_of(ANONYMOUS)
-    assert HOT.admit(head, found, form._replace(asked=form.asked._replace(route=None))) is None
-    assert DESK.usage_of(ANONYMOUS) is before
+    before = desk().usage_of(ANONYMOUS)
+    assert hot().admit(head, found, form._replace(asked=form.asked._replace(route=None))) is None
+    assert desk().usage_of(ANONYMOUS) is before
     assert before is None or before.requests == 0
 
 
 @pytest.mark.parametrize(("target", "names"), [(OPERATIONS, {}), (ROW, {"table": "t", "key": "a"})])
 def test_found_without_a_query_has_none(target: str, names: dict[str, str]) -> None:
-    found: Any = HOT.find(Head("POST" if target == OPERATIONS else "GET", target, {"host": "h"}, 0))
+    found: Any = hot().find(Head("POST" if target == OPERATIONS else "GET", target, {"host": "h"}, 0))
     assert isinstance(found, Found)
     assert (found.names, found.query) == (names, {})
 

@@ -65,7 +65,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/http/admission/usage.py": ("tests/gateway/test_usage.py",),
     "gateway/http/hot/routes.py": ("tests/gateway/test_hot_routes.py",),
     "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_staged_cluster.py"),
-    "consensus/core/progress.py": ("tests/consensus/test_leading.py", "tests/consensus/test_repairs.py"),
+    "consensus/core/progress.py": ("tests/consensus/test_progress.py",),
     "consensus/core/replication.py": ("tests/consensus/test_repairs.py", "tests/consensus/test_replica.py"),
 }
 """File -> tests, in the order in which they are run: the quickest first."""
