@@ -24,11 +24,11 @@ def tracked(records: set[int], ranges: bool, first_incomplete: int) -> ResultTra
     """Return a tracker with these records, fingerprint and commit number by sequence, perhaps with the range 9..11."""
     tracker = ResultTracker(window=WINDOW)
     for number in sorted(records):
-        tracker.record(number, number, 100 + number)  # type: ignore[arg-type]
+        tracker.record(number, number, 100 + number)
     if ranges:
         prints = b"".join(number.to_bytes(8, "big") for number in (9, 10, 11))
-        tracker.record_range(RangeRecord(9, 11, 109, prints))  # type: ignore[arg-type]
-    tracker.acknowledge(min(first_incomplete, tracker.highest + WINDOW))  # type: ignore[arg-type]
+        tracker.record_range(RangeRecord(9, 11, 109, prints))
+    tracker.acknowledge(min(first_incomplete, tracker.highest + WINDOW))
     return tracker
 
 
@@ -45,13 +45,13 @@ def test_first_row_that_holds_decides(tracker: ResultTracker, sequence: int, fir
     assert repr(tracker) == before, "a look changes nothing"
     found: Any
     try:
-        found = resolve(tracker, sequence, first_incomplete)  # type: ignore[arg-type]
+        found = resolve(tracker, sequence, first_incomplete)
     except OncegateError as refused:
         found = refused.code
     if found is not Code.BAD_ACK and found is not Code.WINDOW_FULL and seen.fate is Fate.NEVER_SEEN:
         assert found == ResolveVerdict(Fate.SEALED)
         assert look_up(tracker, sequence) == ResolveVerdict(Fate.SEALED), "for good"
-        assert resolve(tracker, sequence, 1) == ResolveVerdict(Fate.SEALED)  # type: ignore[arg-type]
+        assert resolve(tracker, sequence, 1) == ResolveVerdict(Fate.SEALED)
         assert sequence < base + WINDOW or places < WINDOW
         return
     assert repr(tracker) == before, "only a seal changes anything"
@@ -60,7 +60,7 @@ def test_first_row_that_holds_decides(tracker: ResultTracker, sequence: int, fir
     elif sequence < tracker.first_incomplete:
         assert found == seen == ResolveVerdict(Fate.ACKNOWLEDGED)
     elif recorded.get(sequence) is not None:
-        assert found == seen == ResolveVerdict(Fate.EXECUTED, CompletionRecord(sequence, 100 + sequence))  # type: ignore[arg-type]
+        assert found == seen == ResolveVerdict(Fate.EXECUTED, CompletionRecord(sequence, 100 + sequence))
     else:
         assert found is Code.WINDOW_FULL
         assert sequence >= base + WINDOW
@@ -83,10 +83,10 @@ def test_ack_is_possible_up_to_the_number_itself_and_a_window_above_the_highest(
 ) -> None:
     tracker = tracked(set(range(1, highest + 1)), False, 1)
     if isinstance(wanted, Fate):
-        assert resolve(tracker, sequence, first_incomplete).fate is wanted  # type: ignore[arg-type]
+        assert resolve(tracker, sequence, first_incomplete).fate is wanted
     else:
         with pytest.raises(OncegateError) as refused:
-            resolve(tracker, sequence, first_incomplete)  # type: ignore[arg-type]
+            resolve(tracker, sequence, first_incomplete)
         assert refused.value.code is wanted
 
 
@@ -95,10 +95,10 @@ def test_seal_takes_a_place_unless_the_ack_that_comes_with_it_makes_one(first_in
     tracker = tracked({1, 2, 3, 4}, False, 1)
     if full:
         with pytest.raises(OncegateError) as refused:
-            resolve(tracker, 5, first_incomplete)  # type: ignore[arg-type]
+            resolve(tracker, 5, first_incomplete)
         assert refused.value.code is Code.WINDOW_FULL
     else:
-        assert resolve(tracker, 5, first_incomplete).fate is Fate.SEALED  # type: ignore[arg-type]
-    tracker.acknowledge(5)  # type: ignore[arg-type]
+        assert resolve(tracker, 5, first_incomplete).fate is Fate.SEALED
+    tracker.acknowledge(5)
     assert look_up(tracker, 4) == ResolveVerdict(Fate.ACKNOWLEDGED)
     assert look_up(tracker, 9) == ResolveVerdict(Fate.NEVER_SEEN)
