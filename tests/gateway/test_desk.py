@@ -227,7 +227,7 @@ steps = st.one_of(
 )
 
 
-@given(st.lists(steps, max_size=40), st.sampled_from([0, 1, 3]))
+@given(st.lists(steps, min_size=5, max_size=40), st.sampled_from([0, 1, 3]))
 def test_requests_count_for_their_tenant_or_for_their_token_if_that_has_a_rate(
     done: list[tuple[str, Any, Any]], usual_per_s: int
 ) -> None:
@@ -271,10 +271,30 @@ def test_requests_count_for_their_tenant_or_for_their_token_if_that_has_a_rate(
                 under_way[key] += 1
                 if per_s and how is READ:
                     levels[key] = per_s, level - 1
+                    assert usage.bucket is not None
+                    assert (usage.bucket.per_s, usage.bucket.level) == levels[key]
+                assert (usage.bucket is None) is not bool(per_s)
         for other in SENDERS:
             known = here.usage_of(other)
             other_key = other.tenant if other.operations_per_s is None else (other.name, other.tenant)
             assert (known and known.requests) == under_way.get(other_key)
+
+
+def test_tenant_has_as_many_requests_under_way_as_it_may_and_not_one_more() -> None:
+    here, sender = desk(READ), SENDERS[0]
+    counted = [here.count(READ, sender) for _ in range(3)]
+    assert refused_with(Code.OVERLOADED, here.count, READ, sender).detail.startswith("3 requests ")
+    assert [usage.requests for usage in counted] == [3, 3, 3], "what is refused is not counted"
+    counted[0].requests -= 1
+    assert here.count(READ, sender) is counted[0]
+
+
+def test_refusal_of_one_request_too_many_a_second_tells_how_many_there_may_be() -> None:
+    here, sender = desk(READ, operations_per_s=2), SENDERS[0]
+    for _ in range(2):
+        here.count(READ, sender).requests -= 1
+    refused = refused_with(Code.QUOTA, here.count, READ, sender)
+    assert (refused.detail, refused.retry_after_ms) == ("more than 2 operations a second", 500)
 
 
 def _tenants(here: Desk, first: int, count: int) -> list[Identity]:

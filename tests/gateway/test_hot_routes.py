@@ -112,6 +112,25 @@ def test_hot_is_a_plain_path_of_a_route_with_an_ordering_and_a_plain_query_where
         assert found.body_bytes_max == (BODY_BYTES_MAX if own is None else min(own, BODY_BYTES_MAX))
 
 
+@pytest.mark.parametrize(
+    ("query", "read"),
+    [
+        ("consistency=stale", {"consistency": "stale"}),
+        ("min_commit=5&consistency=stale", {"min_commit": "5", "consistency": "stale"}),
+        *(
+            (odd, None)
+            for odd in ("", "a", "a=", "=a", "a=1&", "&a=1", "a=1&a=2", "a=b=c", "a=%41", "a=é", "A=1", "a;b=1")
+        ),
+    ],
+)
+def test_query_is_read_whose_parameters_are_plain_words_that_stand_once(
+    query: str, read: dict[str, str] | None
+) -> None:
+    found = hot().find(Head("GET", f"/v1/tables/t/rows/a?{query}", {"host": "h"}, 0))
+    assert (found and found.query) == read
+    assert hot().find(Head("PUT", f"/v1/tables/t/rows/a?{query}", {"host": "h"}, 0)) is None, "it takes none"
+
+
 HOT_ROUTES = [route for route in ROUTES if route.ordering is not None]
 
 
@@ -240,6 +259,7 @@ def test_admitted_request_carries_its_sender_its_usage_and_what_its_head_said() 
     found, form = hot().find(head), _formed(head)
     assert found is not None
     assert form is not None
+    assert found.make is found.route.ordering
     exchange = hot().admit(head, found, form)
     assert exchange is not None
     usage = desk().usage_of(ANONYMOUS)
