@@ -30,11 +30,12 @@ class CallOrder:
 
     def __init__(self) -> None:
         self._turns = asyncio.Lock()  # first come, first served
+        self._calls = 0  # that have their turn or wait for it, also the one that was woken and has not run yet
 
     @property
     def taken(self) -> bool:
         """Whether a further call has to wait for its turn."""
-        return self._turns.locked()
+        return self._calls > 0
 
     @asynccontextmanager
     async def turn(self, deadline: float) -> AsyncIterator[None]:
@@ -43,12 +44,16 @@ class CallOrder:
         Raises:
             DeadlineExceeded: they are not in the queue yet.
         """
+        self._calls += 1
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._turns.acquire()
-        except TimeoutError as out_of_time:
-            raise late("a call before it waits for a place", Code.WINDOW_FULL) from out_of_time
-        try:
-            yield
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._turns.acquire()
+            except TimeoutError as out_of_time:
+                raise late("a call before it waits for a place", Code.WINDOW_FULL) from out_of_time
+            try:
+                yield
+            finally:
+                self._turns.release()
         finally:
-            self._turns.release()
+            self._calls -= 1

@@ -32,16 +32,17 @@ class Places:
     Attributes:
         window: the number of places, or 0 while the session is held: see :meth:`hold`.
         outstanding: places that are taken; a caller that finds room without waiting increments it.
+        handed: those of them whose callers have waited and not run since: nobody may take a place before them.
         waiting: callers that wait for a place, with deadlines. Bounded by the application's own tasks.
         over: why no caller may wait any more, or None.
     """
 
-    __slots__ = ("_arm", "_drained", "_loop", "_size", "_why", "outstanding", "over", "waiting", "window")
+    __slots__ = ("_arm", "_drained", "_loop", "_size", "_why", "handed", "outstanding", "over", "waiting", "window")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, window: int, arm: Callable[[float], None]) -> None:
         self.window = self._size = window
         self._why = ""
-        self.outstanding = 0
+        self.outstanding = self.handed = 0
         self.waiting: deque[tuple[asyncio.Future[None], float]] = deque()
         self.over: OperationFailed | None = None
         self._loop = loop
@@ -51,7 +52,7 @@ class Places:
     @property
     def crowded(self) -> bool:
         """Whether a further write has to wait for a place."""
-        return self.outstanding >= self.window or bool(self.waiting)
+        return self.outstanding >= self.window or self.handed > 0 or bool(self.waiting)
 
     async def take(self, deadline: float, *, wait: bool = True) -> None:
         """Take a place for one more write; first come, first served. Without ``wait``, only one that is free now.
@@ -75,8 +76,10 @@ class Places:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
+                self._taken_up()
                 self.free(1)  # the caller already had the place
             raise
+        self._taken_up()
 
     def free(self, count: int) -> None:
         """Give places back, to waiting callers unless the session is over."""
@@ -85,6 +88,7 @@ class Places:
             place, _ = waiting.popleft()
             if not place.done():
                 place.set_result(None)  # handed over: it stays counted
+                self.handed += 1
                 count -= 1
         self.outstanding -= count
         if self.outstanding == 0 and self._drained is not None:
@@ -97,7 +101,18 @@ class Places:
             self.window, self._why = 0, why
         elif not self.window:
             self.window, self._why = self._size, ""
-            count = min(self._size - self.outstanding, len(self.waiting))
+            self._hand_over()
+
+    def _taken_up(self) -> None:
+        """Note that a caller goes on with the place that it was handed; the next ones get what came free meanwhile."""
+        self.handed -= 1
+        if not self.handed and self.over is None:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand places that are free to callers that wait."""
+        count = min(self.window - self.outstanding, len(self.waiting))
+        if count > 0:
             self.outstanding += count  # taken, to be handed over at once
             self.free(count)
 

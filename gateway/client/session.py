@@ -288,7 +288,7 @@ class Session:
             self._tracing.write(pending)
         future: asyncio.Future[WriteResult] = pending.promise  # type: ignore[assignment]
         places = self._places
-        if places.outstanding < places.window and not places.waiting:
+        if places.outstanding < places.window and not places.handed and not places.waiting:
             places.outstanding += 1
         else:
             await places.take(pending.deadline, wait=self._wait)

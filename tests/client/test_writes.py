@@ -15,6 +15,7 @@ from oncegate import Client, Code, DeadlineExceeded, OncegateError, OperationFai
 from oncegate.gateway import wire
 from oncegate.gateway.client.places import Places
 from oncegate.gateway.client.send_queue import SendQueue
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.sweep import NEVER
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, rejected, results, settle
@@ -260,6 +261,36 @@ async def test_writes_on_one_row_are_applied_in_the_order_of_the_calls(fake: Fak
         values = [write.value for write in fake.executed if write.key == f"k{key}"]
         assert values == sorted(values)
     assert fake.nodes[0].requests["POST /v1/operations"] > 60
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+async def test_writes_that_waited_for_a_place_come_before_later_calls(
+    fake: FakeGateway, client: Client, in_order: bool
+) -> None:
+    """A place comes free in the turn of the loop in which another caller, with its result, writes again."""
+    fake.apply(c.RaiseLevel(5))
+    commits: list[int] = []
+
+    async with client.session(window=4, in_order=in_order) as session:
+
+        async def write(pauses: int, *, submits: bool) -> None:
+            for _ in range(40):
+                number = len(commits)
+                if submits:
+                    try:
+                        begun: Awaitable[Any] = session.submit("put", "rows", "k", number)
+                    except OperationFailed:  # it would have to wait
+                        await asyncio.sleep(0)
+                        continue
+                else:
+                    begun = session.put("rows", "k", number)
+                commits.append(0)
+                commits[number] = (await begun).commit
+                for _ in range(pauses):
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*(write(pauses, submits=submits) for pauses in range(4) for submits in (False, True)))
+    assert commits == sorted(commits)
 
 
 async def test_row_under_way_holds_back_later_writes_on_it_but_not_others(fake: FakeGateway) -> None:
