@@ -132,7 +132,8 @@ class RowTurns:
             async with asyncio.timeout(wait_s):
                 return await told
         except TimeoutError:
-            return 0
+            # A turn may have come in the turn of the loop in which the time was over: it is nobody else's.
+            return told.result() if told.done() and not told.cancelled() else 0
         except asyncio.CancelledError:
             if told.done() and not told.cancelled():
                 line.give(told.result())  # whoever asked has gone: the next one has the turn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -86,6 +87,16 @@ async def test_turn_of_one_who_has_gone_is_given_to_the_next() -> None:
     gone.cancel()
     assert await told(following) == [1]
     await end(gone)
+
+
+async def test_turn_that_comes_as_the_time_ends_is_told() -> None:
+    """It is nobody else's: told as none, its row would lie until the next look."""
+    node, loop = Node(), asyncio.get_running_loop()
+    waiting = await node.waiting(wait_s=0.02)
+    timer = loop.call_at(loop.time() + 0.01, node.put, "r/1")  # both timers are due when the loop looks again
+    time.sleep(0.05)
+    assert await told(waiting) == [1]
+    timer.cancel()
 
 
 async def test_row_that_lies_gives_another_turn(monkeypatch: pytest.MonkeyPatch) -> None:
