@@ -205,6 +205,11 @@ class VerdictLog:
             for one in spoken
         )
 
+    def has_taken(self, index: int) -> bool:
+        """Tell whether an entry is remembered to have taken rows: it names their prefixes, and not their keys."""
+        told = self._spoken.get(index, {}).values()
+        return any(type(one) is Did and bool(one.taken) for spoken in told for one in spoken)
+
     def executed(self, index: int, command: int, operations: int) -> int:
         """How many commit numbers a command of so many operations took; -1 if that is not known."""
         spoken = self._told(index, command)

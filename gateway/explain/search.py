@@ -106,8 +106,9 @@ class Search:
         """
         wanted = self._wanted
         if not any(mark in data for mark in (self._mark, _CURSOR_MARK, _CASCADE_MARK)) and not (
-            # The entry that ends a session does not name the rows that end with it.
-            isinstance(wanted, OfKey) and self._verdicts.has_ended(index, wanted.table, wanted.key)
+            # The entry that ends a session does not name the rows that end with it, nor a take those that it takes.
+            isinstance(wanted, OfKey)
+            and (self._verdicts.has_ended(index, wanted.table, wanted.key) or self._verdicts.has_taken(index))
         ):
             return
         try:

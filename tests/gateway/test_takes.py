@@ -254,16 +254,18 @@ def test_answer_tells_the_rows_and_its_commit_number_is_the_last() -> None:
     assert [(row.key, row.value) for row in writes[-1].rows] == [("x/a", [1, "x"]), ("x/b", [1, "y"])]
 
 
-def test_explain_finds_the_takes_of_a_row_and_its_way_back() -> None:
+@pytest.mark.parametrize("own", ["", "own"], ids=["numbered", "named"])
+def test_explain_finds_the_takes_of_a_row_and_its_way_back(own: str) -> None:
     log = Log()
-    commit = log.transact(1, put("t", "r/", [0], numbered=True)).record.commit
+    commit = log.transact(1, put("t", f"r/{own}", [0], **({} if own else {"numbered": True}))).record.commit
+    tail = own or f"{commit:019d}"
     log.transact(2, put("t", "other", 1))
     taken = log.transact(3, take()).record.commit
     log.do(c.CloseSession(1, 1))
     back = log.machine.commit
     for key, expected in (
-        (f"r/{commit:019d}", [("put", commit), ("take", taken + 1), ("session end", back)]),
-        (f"x/{commit:019d}", [("take", taken + 2), ("session end", back - 1)]),
+        (f"r/{tail}", [("put", commit), ("take", taken + 1), ("session end", back)]),
+        (f"x/{tail}", [("take", taken + 2), ("session end", back - 1)]),
     ):
         search, found = Search(OfKey("t", key), log.verdicts), list[Any]()
         for index, entry in enumerate(log.entries, 1):
