@@ -225,6 +225,64 @@ def test_doubts_are_answered_after_a_million_further_writes() -> None:
     assert [fate and fate.executed for fate in told] == [True, False]
 
 
+# Sessions that follow one another: each gives the same numbers out again
+
+
+class RenewalsAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = RequestTracker(window=WINDOW)
+        self.client_id, self.epochs = ClientId(1), {1: Epoch(1)}
+        self.doubts = Doubts(self.client_id, Epoch(1), self.tracker, Fates())
+        self.unknown: set[RequestId] = set()
+        self.known: dict[RequestId, Resolution] = {}  # and told nobody
+
+    @rule(epoch=st.integers(1, 3).map(Epoch))
+    def open_anew(self, epoch: Epoch) -> None:
+        self.client_id = ClientId(self.client_id + 1)
+        self.epochs[self.client_id] = epoch
+        self.tracker = RequestTracker(window=WINDOW)
+        self.doubts.go_on(self.client_id, epoch, self.tracker)
+
+    @rule(count=st.integers(1, 3))
+    def give_up(self, count: int) -> None:
+        numbers = self.tracker.take_singles(min(count, self.tracker.room_for_singles))
+        self.doubts.gave_up(numbers)
+        self.unknown.update(RequestId(self.client_id, number) for number in numbers)
+
+    @rule(count=st.integers(1, 3), executed=st.booleans())
+    def ask(self, count: int, executed: bool) -> None:
+        for question in self.doubts.ask(count):
+            asked = question.request
+            assert question.epoch == self.epochs[asked.client_id]
+            result = WriteResult(*asked, True, asked.client_id, asked.sequence, None, False, 0)
+            fate = self.known[asked] = Resolution("applied", result) if executed else SEALED
+            self.unknown.remove(asked)
+            self.doubts.learned(asked, fate)
+            self.doubts.asked(asked)
+
+    @precondition(lambda self: self.unknown or self.known)
+    @rule(data=st.data())
+    def tell(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted({*self.unknown, *self.known})))
+        known = self.known.pop(request, None)
+        assert self.doubts.told(request) == known
+        if known is None:
+            self.unknown.remove(request)
+            self.doubts.learned(request, SEALED, told=True)
+
+    @invariant()
+    def each_number_waits_until_its_own_fate_is_told(self) -> None:
+        left = [one for one in (*self.unknown, *self.known) if one.client_id == self.client_id]
+        assert self.tracker.incomplete == len(left)
+        assert len(self.doubts) == len(self.unknown)
+        assert self.doubts.of_this_session == any(one in self.unknown for one in left)
+
+
+RenewalsAgainstModel.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+test_doubts_of_sessions_that_follow_one_another_stay_apart = RenewalsAgainstModel.TestCase
+
+
 # The store of fates alone, against a dictionary
 
 
