@@ -24,7 +24,11 @@ from oncegate import (
     sync,
 )
 from oncegate.gateway.client import learning
+from oncegate.gateway.client.doubts import Doubts, Question
+from oncegate.gateway.client.fates import SEALED, Fates
 from oncegate.rifl.errors import OncegateError
+from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.request_tracker import RequestTracker
 from oncegate.testing import FakeCluster, FakeGateway
 from tests.client.answers import OPERATIONS, RANGES, arrived, cut, fails, intercept, keep_back, lose_answers
 
@@ -228,6 +232,56 @@ async def test_cluster_that_does_not_answer_is_asked_one_question_at_a_time(
         fake.nodes[0].before = None
         await known(session)
         assert [(await session.resolve(number)).state for number in range(1, 61)] == ["sealed"] * 60
+
+
+@pytest.mark.parametrize("failures", [1, 5])
+async def test_after_an_outage_as_many_questions_are_under_way_as_before(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(learning, "PAUSE_FIRST_S", 0.001)
+    tracker = RequestTracker(window=100)
+    doubts = Doubts(ClientId(1), Epoch(1), tracker, Fates())
+    doubts.gave_up(tracker.take_singles(100))
+    under_way = most = failed = 0
+
+    async def ask(question: Question) -> None:
+        nonlocal under_way, most, failed
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        if failed < failures:
+            failed, most = failed + 1, 0
+            raise NotKnownYet(Code.TIMEOUT, "", outcome=Outcome.UNKNOWN)
+        doubts.learned(question.request, SEALED)
+
+    learner = learning.Learner(doubts, ask, lambda: len(doubts) > 0, lambda: None)
+    learner.wake()
+    await learner.idle(60)
+    assert (len(doubts), most) == (0, learning.ASKED_MAX)
+
+
+async def test_doubt_that_comes_as_the_last_question_ends_is_asked_about() -> None:
+    """It comes when the task has nothing more to ask, and before anybody has heard of its end."""
+    tracker = RequestTracker(window=8)
+    doubts = Doubts(ClientId(1), Epoch(1), tracker, Fates())
+    further = iter([1, 1, 1])
+
+    async def ask(question: Question) -> None:
+        doubts.learned(question.request, SEALED)
+
+    def learned() -> None:
+        asyncio.get_running_loop().call_soon(give_up, next(further, 0))
+
+    def give_up(count: int) -> None:
+        doubts.gave_up(tracker.take_singles(count))
+        learner.wake()
+
+    learner = learning.Learner(doubts, ask, lambda: len(doubts) > 0, learned)
+    give_up(1)
+    await learner.idle(60)
+    assert (len(doubts), len(doubts.fates)) == (0, 1), "all four are known, as one run"
+    assert tracker.room_for_singles == 4
 
 
 async def test_rows_of_a_range_in_doubt_have_each_a_fate(fake: FakeGateway, client: Client) -> None:
