@@ -230,6 +230,27 @@ async def test_what_has_no_place_in_the_order_is_refused() -> None:
         assert effects(fake) == []
 
 
+async def test_nothing_leaves_while_a_doubt_of_the_session_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doubt may come in the turn in which the question about the last one ends: then that is waited for too."""
+    async with FakeGateway() as fake, Client(fake.endpoints) as client:
+        await declared(fake, client)
+        async with client.session(in_order=True) as session:
+            sender, rounds = session._sender, iter((2, 3, 4))
+            sender.doubts.gave_up(sender.tracker.take_singles(1))
+
+            async def asked(_: Learner) -> None:
+                sender.doubts.lose_all(sender.client_id)
+                if next(rounds, None):
+                    sender.doubts.gave_up(sender.tracker.take_singles(1))
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Learner, "wake", lambda _: None)
+                patched.setattr(Learner, "asked", asked)
+                await sender._know_all()
+            assert not sender.doubts.of_this_session
+            assert next(rounds, None) is None
+
+
 async def test_the_checks_see_a_session_that_does_not_wait_for_its_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests rest on: without the wait a late copy does take effect behind a later call."""
 
