@@ -32,6 +32,16 @@ async def test_write_whose_answer_was_lost_resolves_to_its_result(fake: FakeGate
         assert await client.resolve(str(unknown.request_id)) == resolution
 
 
+async def test_question_about_a_write_acknowledges_no_number_from_that_one_on(session: Session) -> None:
+    """Its result has arrived, and no other request has acknowledged it yet: the question itself must not."""
+    for _ in range(3):
+        written = await session.increment("rows", "n", 3)
+        resolution = await session.resolve(written.sequence)
+        assert resolution.result is not None
+        assert (resolution.applied, resolution.result.value) == (True, written.value)
+        assert await session.resolve(written.sequence) == resolution
+
+
 async def test_write_that_never_arrived_is_sealed_and_its_late_copy_refused(fake: FakeGateway) -> None:
     late: list[bytes] = []
 
