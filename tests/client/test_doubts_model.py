@@ -237,12 +237,13 @@ class RenewalsAgainstModel(RuleBasedStateMachine):
         self.unknown: set[RequestId] = set()
         self.known: dict[RequestId, Resolution] = {}  # and told nobody
 
-    @rule(epoch=st.integers(1, 3).map(Epoch))
-    def open_anew(self, epoch: Epoch) -> None:
+    @rule(epoch=st.integers(1, 3).map(Epoch), count=st.integers(1, 3))
+    def open_anew(self, epoch: Epoch, count: int) -> None:
         self.client_id = ClientId(self.client_id + 1)
         self.epochs[self.client_id] = epoch
         self.tracker = RequestTracker(window=WINDOW)
         self.doubts.go_on(self.client_id, epoch, self.tracker)
+        self.give_up(count)
 
     @rule(count=st.integers(1, 3))
     def give_up(self, count: int) -> None:
@@ -250,7 +251,7 @@ class RenewalsAgainstModel(RuleBasedStateMachine):
         self.doubts.gave_up(numbers)
         self.unknown.update(RequestId(self.client_id, number) for number in numbers)
 
-    @rule(count=st.integers(1, 3), executed=st.booleans())
+    @rule(count=st.sampled_from((1, 2, 20)), executed=st.booleans())
     def ask(self, count: int, executed: bool) -> None:
         for question in self.doubts.ask(count):
             asked = question.request

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate import Client, Outcome, OutcomeUnknown, Transaction
+from oncegate import Client, Outcome, OutcomeUnknown, RequestId, Resolution, Transaction, WriteResult
 from oncegate.gateway.client.outbox_file import Head, NewEntry, OutboxDamaged, OutboxFile
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code
+from oncegate.rifl.ids import ClientId, SequenceNumber
 from oncegate.testing import FakeGateway
 from tests.client.answers import fails
 
@@ -81,6 +82,42 @@ def test_file_reads_back_as_a_dictionary_of_what_was_written(
         assert file.bytes == sum(len(entry(n, value).body) for n, (value, _) in model.items())
     file.close()
     assert read(path) == model
+
+
+numbers = st.sets(st.integers(1, 6), max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, numbers, numbers), max_size=8))
+def test_fate_of_an_entry_stays_until_the_entry_goes_whatever_is_noted_with_it(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[set[int], set[int], set[int], set[int]]]
+) -> None:
+    path = tmp_path_factory.mktemp("outbox") / "o"
+    model: dict[int, Resolution | None] = {}
+    file = OutboxFile(path)
+    file.write(head=Head(client_id=OWNER, window=512))
+    for commit, (added, dropped, doubted, learned) in enumerate(steps, 1):
+        ids = {n: RequestId(ClientId(OWNER), SequenceNumber(n)) for n in learned}
+        fates = {
+            n: Resolution("applied", WriteResult(*one, True, commit, commit, None, False, 0)) for n, one in ids.items()
+        }
+        file.write(
+            [*map(entry, added)],
+            [(OWNER, n) for n in dropped],
+            [(OWNER, n) for n in doubted],
+            [(ids[n], fate) for n, fate in fates.items()],
+        )
+        model.update({n: model[n] or fate for n, fate in fates.items() if n in model})
+        for n in dropped:
+            model.pop(n, None)
+        model.update(dict.fromkeys(added))
+        assert (len(file), file.unsettled) == (len(model), list(model.values()).count(None))
+    file.close()
+    again = OutboxFile(path)
+    assert {found.sequence: found.fate for found in again.loaded} == model
+    assert {found.operation.value for found in again.loaded} <= {1}
+    assert again.head.format == (2 if any(model.values()) else 1)
+    again.close()
 
 
 def test_new_file_is_flushed_with_its_name_whatever_sqlite_flushes(
