@@ -604,3 +604,23 @@ async def test_doubts_that_fill_the_window_are_sent_again_and_their_fates_kept_o
         assert {one.entry.key: one.fate.state for one in session.recovered} == {f"n{n}": "applied" for n in range(6)}
         assert [(await session.resolve(doubt.request_id or 0)).applied for doubt in doubts] == [True] * 6
     assert sorted(one.key for one in fake.executed if one.key != "k") == [f"n{number}" for number in range(6)]
+
+
+async def test_fates_that_a_session_knows_stay_in_its_outbox_when_it_opens_anew(fake: FakeGateway, path: Path) -> None:
+    """This process tells them by itself; one that is killed afterwards has left them for the next."""
+    async with killed(fake, path, window=8, renew_lost=True, on_unknown=print) as before:
+        fake.nodes[0].freeze()
+        late = asyncio.ensure_future(before.increment("rows", "late"))
+        await arrived(fake.nodes[0])
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        fake.nodes[0].thaw()
+        await before.drain()
+        lost = before.client_id
+        fake.advance(61)
+        assert (await before.put("rows", "a", 1)).client_id == before.client_id != lost
+        assert before.recovered == []
+        await before._life.outbox.flush()
+    async with Client(fake.endpoints) as client, client.session(outbox=path, on_unknown=print) as session:
+        assert [(one.entry.request_id, one.fate.state) for one in session.recovered] == [((lost, 1), "applied")]
+        assert (await session.resolve((lost, 1))).applied  # type: ignore[arg-type]
