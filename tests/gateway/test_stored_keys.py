@@ -327,7 +327,8 @@ def test_what_is_forgotten_leaves_the_disk_a_little_with_each_save_and_nobody_se
     log.put(*(f"a{at}" for at in range(300)), lifetime_ms=1_000)
     saved(state, log)
     log.now = 2_000
-    log.put("a5", "a6")  # anew, while their old names lie on disk
+    anew = [f"a{at}" for at in range(5, 300, 59)]  # while their old names lie on disk, some longer than the new ones
+    log.put(*anew)
     left = []
     for _ in range(7):
         saved(state, log)
@@ -335,9 +336,27 @@ def test_what_is_forgotten_leaves_the_disk_a_little_with_each_save_and_nobody_se
         left.append(cells)
         assert state_digest(state.machine) == state_digest(twin)
         log.do(c.ForgetKeys())
-    assert left[0][0] == 302 - 64
-    assert left[-1] == [2, 2]
-    assert [type(one) for one in log.put("a5", "a7")] == [Replayed, Applied]
+    assert left[0][0] == 300 + len(anew) - 64
+    assert left[-1] == [len(anew)] * 2
+    assert [type(one) for one in log.put(*anew, "a7")] == [Replayed] * len(anew) + [Applied]
+    state.close()
+
+
+def test_time_that_keys_slept_behind_a_fence_is_saved_with_them(tmp_path: Path) -> None:
+    state, twin = MachineState(tmp_path / "s0"), Machine()
+    log = Log(state.machine, twin)
+    for at in range(3):  # a cluster may be restored from one that was restored
+        log.put(f"a{at}", lifetime_ms=10_000)
+        log.now += 5_000
+        for machine in log.machines:
+            machine.keys.fence(log.now, 5_000, 7)
+        log.put(f"b{at}", lifetime_ms=10_000)
+        saved(state, log)
+        state.close()
+        state = MachineState(tmp_path / "s0")
+        log.machines = (state.machine, twin)
+        assert [*state.machine.keys] == [*twin.keys]
+        assert state_digest(state.machine) == state_digest(twin)
     state.close()
 
 
