@@ -315,6 +315,33 @@ def test_fence_leaves_numbers_out_and_keeps_each_key_under_its_own_for_the_time_
         assert len(again) == left
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["bucket", "singly"])
+@given(
+    uses=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 200)), min_size=1, max_size=20),
+    slept_ms=st.integers(0, 300),
+    pause_ms=st.integers(1, 90),
+)
+def test_key_of_the_time_before_a_fence_is_executed_at_no_time_behind_it(
+    early: bool, uses: list[tuple[int, int]], slept_ms: int, pause_ms: int
+) -> None:
+    """Another cluster may have executed it, also where the keys that are remembered here are forgotten by now."""
+    keys, now = KeyTable(), 0
+    if not early:
+        keys.begin_buckets()
+    for at, (rest_ms, lifetime_ms) in enumerate(uses, 1):
+        now += rest_ms
+        keys.slot("", f"k{at}", now, lifetime_ms).record(at, 7, at)
+    keys.begin_buckets()
+    fenced = now = now + slept_ms
+    keys.fence(fenced, slept_ms, 50)
+    while len(keys):
+        now += pause_ms
+        keys.forget(now, 1)
+        for named in range(fenced + 1):
+            assert keys.decide("", "elsewhere", 1, named, now) is Refusal.SESSION_EXPIRED
+        assert keys.decide("", "new", 1, fenced + 1, now) is EXECUTE
+
+
 def test_room_to_come_tells_what_each_kind_and_tenant_takes_behind_each_bucket() -> None:
     keys = KeyTable()
     keys.begin_buckets()
