@@ -443,6 +443,19 @@ async def test_a_watch_that_is_woken_while_it_writes_looks_again_when_it_is_done
     await reader.close()
 
 
+async def test_nobody_is_told_of_a_state_that_another_one_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor who is at the place where one was that was told the last piece: pieces are kept for the next watch."""
+    monkeypatch.setattr(change_events, "PIECE_BYTES_MAX", 1)
+    rows = Rows()
+    rows.write(*(("t", "a", n) for n in range(5)))
+    watchers = [rows.watching.open("t", "a", 0, "", exact=True) for _ in range(2)]
+    assert told(watchers[0].take()) == [(1, 1, "a", b"0")]
+    rows.watching.replaced(9)
+    for watcher in watchers:
+        with pytest.raises(HistoryExceeded):
+            watcher.take()
+
+
 async def test_a_dropped_table_gives_its_watches_a_turn_and_no_others() -> None:
     rows = Rows()
     dropped, at_work, other = (Reader(rows, "", 0, exact=False) for _ in range(3))
