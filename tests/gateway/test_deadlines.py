@@ -99,6 +99,30 @@ async def test_end_of_a_clients_operation_is_noted_once(stuck: tuple[Api, Node, 
     assert node.proposer.inflight_commands == 0
 
 
+async def test_what_ended_while_it_waited_lets_nothing_leave_before_its_turn(
+    stuck: tuple[Api, Node, list[Any]],
+) -> None:
+    """What waits together leaves at once from 16 KiB on: what has ended is no part of it."""
+    _, node, entries = stuck
+    first = node.submit(c.OpenSession("first", 60_000, 64), 64)
+    while not entries:
+        await asyncio.sleep(0)
+    for turn in range(3):
+        late = [node.submit(c.OpenSession(f"{turn}.{n}", 60_000, 64), 1024) for n in range(15)]
+        assert {(await _refusal(one)).outcome for one in late} == {Outcome.NOT_APPLIED}
+        assert len(entries) == 1
+    assert (await _refusal(first)).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("consistency", ["linearizable", "session"])
+async def test_read_that_waits_for_a_commit_ends_when_its_own_time_is_over(tmp_path: Path, consistency: str) -> None:
+    async with serving(one_node(tmp_path, answer_ms_max=60_000)) as (api, node), asyncio.timeout(30):
+        await declare(api)
+        with pytest.raises(OncegateError) as refused:
+            await node.reads.reach(consistency, node.machine.commit + 1, 0.5)
+        assert refused.value.code in (Code.NOT_READY, Code.TIMEOUT)
+
+
 async def test_what_a_leader_was_forwarded_and_what_waits_behind_it_end_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +138,23 @@ async def test_what_a_leader_was_forwarded_and_what_waits_behind_it_end_in_time(
         outcomes = [(await _refusal(future)).outcome for future in futures]
         assert outcomes == [*[Outcome.UNKNOWN] * len(frames), *[Outcome.NOT_APPLIED] * (4 - len(frames))]
         assert 0 < len(frames) < 4
+
+
+async def test_each_command_that_was_forwarded_ends_at_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the last one, behind which nothing comes that would have the deadlines looked at."""
+    async with serving(one_node(tmp_path, answer_ms_max=ANSWER_MS)) as (_, node), asyncio.timeout(30):
+        frames: list[Any] = []
+        monkeypatch.setattr(node.replica, "ask", lambda *args, **more: frames.append(args) or len(frames))
+        term = node.replica.status().term
+        node._role(RoleChange(role=Role.FOLLOWER, leader_id="n2", term=term, ready=False))
+        futures = []
+        for nonce in "ab":
+            futures.append(node.submit(c.OpenSession(nonce, 60_000, 64), 64))
+            await asyncio.sleep(ANSWER_MS / 2_000)
+        assert [(await _refusal(future)).outcome for future in futures] == [Outcome.UNKNOWN] * 2
+        assert len(frames) == 2
 
 
 async def _refusal(future: asyncio.Future[Any]) -> OncegateError:
