@@ -93,6 +93,11 @@ def test_page_is_a_slice_of_the_sorted_rows_up_to_the_row_that_takes_it_over_its
     assert (len(rows), [rows.get(key) for key in sorted(model)]) == (len(model), [row for _, row in rows.items()])
 
 
+def test_page_without_a_bound_has_all_rows_whatever_their_size() -> None:
+    rows, model = filled([("put", f"{at}", b"1" * 10_000) for at in range(9)])
+    assert rows.page("", None, 99) == sorted(model.items())
+
+
 def test_rows_are_sorted_once() -> None:
     rows, _ = filled([("put", "b", b"1"), ("order", None, None)])
     order = rows._order
