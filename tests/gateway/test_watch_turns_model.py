@@ -237,7 +237,8 @@ class Model:
         assert {rows: one.calls for rows, one in audiences.items() if one.calls} == dict(self.calls)
         for table, found in tables.items():
             assert found.watchers == sum(one.rows.table == table for one in self.watches)
-            assert found.lengths == Counter(len(one.text) for one in belong if one.table == table and not one.exact)
+            lengths = Counter(len(one.text) for one in belong if one.table == table and not one.exact)
+            assert dict(found.lengths) == dict(lengths)
         for rows, audience in audiences.items():
             if all(one.waits is not None for one in self.watches if one.rows == rows):
                 assert [*audience.above(0)] == [], "nothing is kept once all were told"
@@ -276,6 +277,22 @@ async def test_who_waits_and_is_woken_has_a_turn_at_once_and_once_and_no_other_h
     assert again.done()
     assert still.done()
     await asyncio.gather(again, still)
+
+
+def test_prefixes_of_one_length_come_and_go_each_by_itself() -> None:
+    feed = Feed()
+    first, second, third = feed.open("a"), feed.open("b"), feed.open("a")
+    lengths = feed.watching._tables["t"].lengths
+    assert dict(lengths) == {1: 2}
+    feed.watching.close(first)
+    assert dict(lengths) == {1: 2}, "somebody else is there for the same"
+    feed.watching.close(third)
+    assert dict(lengths) == {1: 1}
+    feed.write(("t", "b", b"1"))
+    assert told(second.take()) == [(1, 1, "b", b"1")]
+    feed.open("", feed.commit)
+    feed.watching.close(second)
+    assert dict(lengths) == {0: 1}
 
 
 async def test_who_does_not_wait_is_given_no_turn() -> None:
