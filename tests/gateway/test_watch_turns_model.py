@@ -374,6 +374,16 @@ async def test_what_one_that_does_not_read_has_to_come_is_kept_though_others_wai
     await ended(*tasks)
 
 
+def test_what_is_kept_for_a_watch_from_where_it_began_outlives_the_history() -> None:
+    feed = Feed(changes_max=64)
+    watcher = feed.open("a")
+    feed.write(("t", "a", b"1"))
+    for _ in range(100):
+        feed.write(("t", "b", b"2"))
+    assert feed.watching.history.first > watcher.position == watcher.audience.since
+    assert told(watcher.take()) == [(1, 1, "a", b"1")]
+
+
 def kept(audience: Audience) -> list[int]:
     return [one[0] for one in audience.above(0)]
 
