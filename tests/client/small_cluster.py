@@ -29,6 +29,9 @@ Fate = str | OncegateError
 """``done``; an error: it is refused with it. ``lost``: it is done, and its answer lost; ``late``: it comes later, if at
 all; ``stuck`` and ``stuck done``: nothing is heard of it, before or after it is done."""
 UNSET = msgspec.UNSET
+GONE = OperationFailed(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED)
+FULL = OperationFailed(Code.WINDOW_FULL)
+LATE = OutcomeUnknown(Code.TIMEOUT)
 TURNS_MAX = 20_000
 
 
@@ -83,6 +86,7 @@ def in_memory(test: Callable[Concatenate[SmallCluster, P], Coroutine[Any, Any, N
             assert not leaving.failed
             assert not cluster.watching
 
+        assert line._leaving == set()
         with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=StillLoop) as runner:
             patch.setattr(line, "_leaving", leaving := _Leaving())
             runner.run(alone())

@@ -58,9 +58,16 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/node/watching.py": ("tests/gateway/test_watch_turns_model.py", "tests/gateway/test_change_history.py"),
     "gateway/backup/fence.py": ("tests/backup/test_fence.py",),
     "stores/claimed.py": ("tests/spark/test_claimed.py",),
-    "gateway/client/recipes/line.py": ("tests/client/test_lines_in_memory.py", "tests/client/test_queue_in_memory.py"),
+    "gateway/client/recipes/line.py": (
+        "tests/client/test_lines_in_memory.py",
+        "tests/client/test_leaving_in_memory.py",
+        "tests/client/test_queue_in_memory.py",
+    ),
     "gateway/client/recipes/lock.py": ("tests/client/test_lines_in_memory.py",),
-    "gateway/client/recipes/queue.py": ("tests/client/test_queue_in_memory.py",),
+    "gateway/client/recipes/queue.py": (
+        "tests/client/test_queue_in_memory.py",
+        "tests/client/test_queue_items_in_memory.py",
+    ),
     "gateway/http/admission/desk.py": ("tests/gateway/test_desk.py",),
     "gateway/http/admission/usage.py": ("tests/gateway/test_usage.py",),
     "gateway/http/hot/routes.py": ("tests/gateway/test_hot_routes.py",),
