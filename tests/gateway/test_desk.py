@@ -297,6 +297,19 @@ def test_refusal_of_one_request_too_many_a_second_tells_how_many_there_may_be() 
     assert (refused.detail, refused.retry_after_ms) == ("more than 2 operations a second", 500)
 
 
+def test_rate_that_was_changed_meanwhile_holds_from_the_next_request_on() -> None:
+    tokens, sender, other = Known(), SENDERS[0], SENDERS[2]
+    for usual in (0, 3):
+        here = desk(READ, tokens=tokens, operations_per_s=usual)
+        for granted in (None, 1, 2, 0, 1, None):
+            tokens.rates = {sender.tenant: granted}
+            for who, per_s in ((sender, usual if granted is None else granted), (other, usual)):
+                bucket = here.count(OPEN, who).bucket
+                assert (bucket and (bucket.per_s, bucket.burst, bucket.level)) == ((per_s,) * 3 if per_s else None)
+                here.usage_of(who).requests -= 1  # type: ignore[union-attr]
+    assert here.count(READ, sender).bucket is here.count(READ, sender).bucket, "one that is not changed stays"
+
+
 def _tenants(here: Desk, first: int, count: int) -> list[Identity]:
     found = [Identity("n", f"t{number}", frozenset(Scope)) for number in range(first, first + count)]
     for sender in found:
