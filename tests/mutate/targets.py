@@ -13,7 +13,11 @@ KILLED_PERCENT_MIN: Final = 95.0
 _DOCUMENTED: Final = "tests/gateway/test_limits.py::test_default_is_what_the_table_says"
 _MODEL: Final = "tests/rifl/test_apply_rule_model.py"
 TARGETS: Final[dict[str, tuple[str, ...]]] = {
-    "rifl/completion.py": ("tests/rifl/test_ids.py", "tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py"),
+    "rifl/completion.py": (
+        "tests/rifl/test_ids.py",
+        "tests/rifl/test_result_tracker.py",
+        "tests/rifl/test_range_rule.py",
+    ),
     "rifl/ids.py": ("tests/rifl/test_ids.py",),
     "rifl/key_buckets.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_keys_kept.py"),
     "rifl/key_records.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_keys_kept.py"),
