@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.usage import Usage
@@ -16,7 +19,7 @@ from oncegate.rifl.errors import Code, OncegateError
 from tests.conftest import Api
 from tests.gateway.http_contract import one_node, serving
 from tests.gateway.test_auth import as_, entry, written
-from tests.gateway.test_limits import Body
+from tests.gateway.test_limits import Body, whole
 
 ANN, BOB, OPS = "ann" * 12, "bob" * 12, "ops" * 12
 TOKENS = entry(ANN, "ann", "read", "write") + entry(BOB, "bob", "read", "write") + entry(OPS, "ops", "read", "admin")
@@ -107,6 +110,42 @@ async def test_body_of_a_tenant_that_has_few_does_not_give_way_to_those_of_one_t
         task.cancel()
         with pytest.raises((OncegateError, asyncio.CancelledError)):
             await task
+    assert (budget.receiving, budget.bytes) == (0, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.booleans()), max_size=25))
+def test_oldest_body_of_the_tenant_that_has_most_bytes_gives_way_whatever_has_ended(
+    bodies: list[tuple[str, int, bool]],
+) -> None:
+    asyncio.run(_give_way(bodies))
+
+
+async def _give_way(bodies: list[tuple[str, int, bool]]) -> None:
+    """Let bodies come, some whole, others that stall, and hold who is refused against a sum over those that wait."""
+    budget, waiting = BodyBudget(1000, 1000, 600_000), list[tuple[str, int, asyncio.Task[bytes]]]()
+    for tenant, size, is_whole in bodies:
+        body = whole(b"x" * size) if is_whole else Body(b"x" * size)
+        came = asyncio.create_task(budget.receive(body, tenant))
+        waiting.append((tenant, size, came))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        while sum(size for _, size, _ in waiting) > 1000:
+            has = Counter[str]()
+            for whose, bytes_, _ in waiting:
+                has[whose] += bytes_
+            oldest = [
+                next(one for one in waiting if one[0] == whose) for whose in has if has[whose] == max(has.values())
+            ]
+            [gone, *_] = [one for one in oldest if one[2].done()]
+            assert (gone[2] is came and is_whole) or isinstance(gone[2].exception(), OncegateError)
+            waiting.remove(gone)
+        waiting = [one for one in waiting if not (one[2] is came and is_whole)]
+        assert not any(task.done() for _, _, task in waiting)
+        assert (budget.receiving, budget.bytes) == (len(waiting), sum(size for _, size, _ in waiting))
+    for _, _, task in waiting:
+        task.cancel()
+    await asyncio.gather(*(task for _, _, task in waiting), return_exceptions=True)
     assert (budget.receiving, budget.bytes) == (0, 0)
 
 
