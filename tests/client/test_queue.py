@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, Session, Transaction
+from oncegate import Client, Code, Session, Transaction, WriteResult
 from oncegate.gateway.client.recipes import line
 from oncegate.gateway.client.recipes import turns as turns_module
 from oncegate.gateway.local.waiting import until
@@ -18,7 +19,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.recipes import Claim, Queue
 from oncegate.rifl.errors import OncegateError as Refusal
 from oncegate.testing import FakeGateway
-from tests.client.answers import fails
+from tests.client.answers import fails, settle
 
 
 @pytest.fixture
@@ -134,6 +135,31 @@ async def test_item_that_is_claimed_too_often_is_set_aside_and_put_back(
     assert (again.number, again.attempts) == (numbers[0], 1)
 
 
+async def test_letters_that_two_put_back_beside_each_other_are_in_the_queue_once(
+    fake: FakeGateway, client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has read them; before it puts the first back, the other puts all of them back, and they are claimed."""
+    queue = Queue(client, session, "q")
+    for number in range(3):
+        await queue.put(number)
+        await (await queue.claim()).bury()
+    claims, transact = list[Claim](), Session.transact
+    async with client.session() as beside:
+        other = Queue(client, beside, "q")
+
+        async def late(self: Session, made: Transaction, **more: Any) -> WriteResult:
+            if self is session and not claims:
+                assert await other.redrive() == 3
+                claims.extend(await other.claim_many(3))
+            return await transact(self, made, **more)
+
+        monkeypatch.setattr(Session, "transact", late)
+        assert await queue.redrive() == 0
+        assert rows(fake) == ["taken"] * 3
+        assert [(await claim.complete()).applied for claim in claims] == [True] * 3
+    assert rows(fake) == []
+
+
 async def test_item_of_a_consumer_that_hangs_comes_again_and_its_completion_does_nothing(
     fake: FakeGateway, client: Client, session: Session
 ) -> None:
@@ -240,6 +266,35 @@ async def test_an_item_wakes_one_idle_consumer_and_costs_nothing_for_the_others(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_turn_of_one_who_is_cancelled_as_it_comes_holds_up_no_further_question() -> None:
+    answers = asyncio.Queue[int]()
+
+    class Asked:
+        async def turns(self, table: str, *, prefix: str, count: int) -> int:
+            return await answers.get()
+
+    client: Any = Asked()
+
+    async def use() -> None:
+        async with turns_module.turn(client, "recipes", "q/"):
+            pass
+
+    users = [asyncio.ensure_future(use()) for _ in range(6)]
+    await settle()
+    waiting = turns_module._LINES[client, "recipes", "q/"]._waiting
+    async with asyncio.timeout(20):
+        while waiting:
+            left = len(waiting)
+            answers.put_nowait(2)
+            while len(waiting) == left:
+                await asyncio.sleep(0)
+            users[6 - left].cancel()  # it has a turn, and has not run since
+            await settle()
+        ends = await asyncio.gather(*users, return_exceptions=True)
+    assert [isinstance(end, asyncio.CancelledError) for end in ends] == [True, False] * 3
+    assert not turns_module._LINES
 
 
 async def test_turns_are_asked_for_again_when_a_node_refuses_and_an_end_is_told_to_all(
