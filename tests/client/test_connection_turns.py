@@ -97,8 +97,9 @@ async def listening() -> AsyncIterator[Listening]:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    while not condition():
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):  # what never comes is told sooner than by the time limit of all tests
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def sockets() -> int:
