@@ -443,6 +443,17 @@ async def test_a_watch_that_is_woken_while_it_writes_looks_again_when_it_is_done
     await reader.close()
 
 
+async def test_watch_of_a_prefix_is_told_also_where_another_of_that_length_has_ended() -> None:
+    rows = Rows()
+    gone, stays = (Reader(rows, text, 0, exact=False) for text in ("a", "b"))
+    await gone.close()
+    rows.write(("t", "b", 1))
+    await settled([stays])
+    assert stays.told == stays.expected == [(1, 1, "b", b"1")]
+    await stays.close()
+    assert not rows.watching._tables
+
+
 async def test_nobody_is_told_of_a_state_that_another_one_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor who is at the place where one was that was told the last piece: pieces are kept for the next watch."""
     monkeypatch.setattr(change_events, "PIECE_BYTES_MAX", 1)
