@@ -24,6 +24,7 @@ from oncegate.proof.mutants import (  # noqa: F401 - they enter their bugs
     sessions,
     transactions,
 )
+from oncegate.proof.mutants.checks import CHECK_IN_ENGINE
 from oncegate.proof.mutants.mutant import MUTANTS
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.planted import PLANTED
@@ -59,7 +60,7 @@ def _in_engine(name):
     with bug.plant() as node_type:
         for seed in range(bug.seeds):
             outcome = run_plan(make_plan(seed, kinds=bug.kinds, **bug.fixed), node_type=node_type)
-            if outcome.failed:
+            if outcome.checker == CHECK_IN_ENGINE[name]:
                 return f"{outcome.checker} at seed {seed}"
     return None
 
@@ -78,7 +79,10 @@ CATALOGUE = {
     bug.name: bug
     for bug in (
         *(Bug(name, one.breaks, one.shown_by, partial(_in_gateway, name)) for name, one in MUTANTS.items()),
-        *(Bug(f"engine/{name}", one.wrong, "simulator", partial(_in_engine, name)) for name, one in PLANTED.items()),
+        *(
+            Bug(f"engine/{name}", one.wrong, CHECK_IN_ENGINE[name], partial(_in_engine, name))
+            for name, one in PLANTED.items()
+        ),
         *(
             Bug(
                 f"{where}/{bug.__name__}/{workload}".replace("_", "-"),

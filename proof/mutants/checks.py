@@ -1,4 +1,4 @@
-"""Which check has to say so, of each bug that is planted under simulated clients.
+"""Which check has to say so, of each bug that is planted under simulated clients, or in the engine.
 
 That a run fails is not enough: a bug that breaks one promise and is only seen by what it breaks beside it would go
 unseen once that is mended. A hunt goes on until the named check has spoken.
@@ -97,3 +97,28 @@ SPEAKS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Check -> bugs."""
 CHECK_OF: Final = {bug: check for check, bugs in SPEAKS.items() for bug in bugs}
+IN_ENGINE: Final[dict[str, tuple[str, ...]]] = {
+    "acknowledged is kept": ("keeps-truncated-members",),
+    "commit durability": (
+        "ack-before-flush",
+        "b3-ack-of-any-term",
+        "counts-learners",
+        "leader-counts-unflushed",
+        "members-when-committed",
+    ),
+    "election safety": ("vote-counted-twice",),
+    "everybody is answered": ("forgets-proposals", "transfer-not-answered"),
+    "flushed is kept": ("corruption-taken-for-torn", "last-batch-taken-for-torn", "no-sync"),
+    "halt": ("acks-without-installing", "b1-no-follower-filter", "log-kept-at-installation"),
+    "leader completeness": ("overlapping-changes", "votes-for-any-log"),
+    "linearizable reads": ("applies-uncommitted", "confirms-any-term", "reads-before-no-op", "reads-without-round"),
+    "liveness": ("acks-whole-log", "ignores-refusals"),
+    "members": ("campaigns-when-removed", "change-answered-early"),
+    "one vote a term": ("votes-twice",),
+    "saving": ("log-kept-for-followers-of-another",),
+    "start": ("compacts-before-saved", "torn-taken-for-corruption", "vote-not-saved"),
+    "state equals replay": ("applies-saved-again",),
+    "state machine safety": ("commit-uncapped", "commits-at-the-first-chunk"),
+}
+"""Check -> bugs that are planted in the engine under the simulator of consensus."""
+CHECK_IN_ENGINE: Final = {bug: check for check, bugs in IN_ENGINE.items() for bug in bugs}

@@ -7,7 +7,7 @@ import pytest
 
 from oncegate.proof.mutants import clients, liars
 from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
-from oncegate.proof.mutants.checks import CHECK_OF, SPEAKS
+from oncegate.proof.mutants.checks import CHECK_IN_ENGINE, CHECK_OF, IN_ENGINE, SPEAKS
 from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.gateway.scripts import SCRIPTS
 
@@ -39,7 +39,9 @@ def test_every_script_shows_a_planted_bug():
 def test_every_planted_bug_has_one_check_that_has_to_speak_and_a_crash_is_none():
     assert sorted(CHECK_OF) == sorted(MUTANTS)
     assert sum(map(len, SPEAKS.values())) == len(CHECK_OF)
-    assert "crash" not in SPEAKS
+    assert sorted(CHECK_IN_ENGINE) == sorted(PLANTED)
+    assert sum(map(len, IN_ENGINE.values())) == len(CHECK_IN_ENGINE)
+    assert "crash" not in SPEAKS | IN_ENGINE
 
 
 def test_there_are_enough_planted_bugs_of_every_kind():

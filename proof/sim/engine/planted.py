@@ -1,7 +1,7 @@
 """Bugs that are planted one at a time, to show that the simulator would find them.
 
-Each switches one repair or rule off in the real engine and must be caught within ``seeds`` seeds (test_planted.py).
-Read next: :mod:`oncegate.proof.sim.engine.checkers`.
+Each switches one repair or rule off in the real engine and must be caught within ``seeds`` seeds, by the check that
+:mod:`oncegate.proof.mutants.checks` names. Read next: :mod:`oncegate.proof.sim.engine.checkers`.
 """
 
 from __future__ import annotations
