@@ -22,10 +22,10 @@ def _due_early(ends, now_ms, limit):
 def _ends_unseen(machine, rows):
     """A row is ended because somebody said so, without a look at its end."""
     return [
-        ending._end(machine, machine.tables[name], key, 0)
+        ending._end(machine, machine.tables[name], key, row, 0)
         for name, keys in rows.items()
         for key in keys
-        if machine.tables[name].rows.get(key) is not None
+        if (row := machine.tables[name].rows.get(key)) is not None
     ]
 
 

@@ -39,7 +39,7 @@ def _judged_after(machine, client_id, tracker, transaction):
     """Conditions see what the transaction itself writes."""
     effects = []
     _trial(machine, client_id, transaction, machine.commit + 1, effects)
-    after = {(op.table, op.key): row for _, _, op, _, row in effects}
+    after = {(table.name, key): row for _, table, key, _, row, _ in effects}
     for at, one in enumerate(transaction.conditions):
         place = one.table, one.key
         row = after[place] if place in after else machine.tables[one.table].rows.get(one.key)
@@ -68,6 +68,6 @@ def _keeps_what_went_before(machine, client_id, transaction, first, effects):
     """What a transaction wrote before the write that refuses it stays."""
     done = _trial(machine, client_id, transaction, first, effects)
     if isinstance(done, transactions.Transacted) and done.refusal is not None:
-        for commit, table, op, before, after in effects:
-            table.change(op.key, before, after, commit)
+        for commit, table, key, before, after, _ in effects:
+            table.change(key, before, after, commit)
     return done

@@ -109,14 +109,15 @@ async def _unkeyed(queue: Any, item: Any, *, put: Any = Queue.put, **named: Any)
 
 def _left_behind(machine: Any, client_id: int, table: Any, op: Any, *more: Any, take: Any = transactions._take) -> Any:
     taken, effects = take(machine, client_id, table, op, *more), more[-1]
-    effects[:] = [one for one in effects if one[4] is not None or not one[2].key.startswith(op.key)]
+    effects[:] = [one for one in effects if one[4] is not None or not one[2].startswith(op.key)]
     return taken
 
 
-def _lost(machine: Any, table: Any, key: str, owner: int, end: Any = ending._end) -> Any:
-    row = table.rows.get(key)
-    table.change(key, row, StoredRow(row.version, row.value, row.life._replace(then="")), row.version)
-    return end(machine, table, key, owner)
+def _lost(machine: Any, table: Any, key: str, row: StoredRow, owner: int, end: Any = ending._end) -> Any:
+    assert row.life is not None
+    gone = StoredRow(row.version, row.value, row.life._replace(then=""))
+    table.change(key, row, gone, row.version)
+    return end(machine, table, key, gone, owner)
 
 
 async def _never_aside(queue: Any, claims: list[Claim]) -> list[Claim]:

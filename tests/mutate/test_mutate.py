@@ -66,7 +66,8 @@ def test_a_survivor_without_a_reason_is_refused(tmp_path: Path) -> None:
 
 def test_the_list_names_targets_and_targets_and_tests_exist() -> None:
     assert {path for path, *_ in survivors.read(SURVIVORS)} <= set(TARGETS)
-    assert not [path for target, tests in TARGETS.items() for path in (target, *tests) if not (ROOT / path).exists()]
+    for path, _, test in (name.partition("::") for target, tests in TARGETS.items() for name in (target, *tests)):
+        assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{test}"
 
 
 @pytest.mark.parametrize(
