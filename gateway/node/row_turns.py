@@ -129,13 +129,11 @@ class RowTurns:
         line.waiters.append(waiter)
         self._count(tenant, 1)
         try:
-            async with asyncio.timeout(wait_s):
-                return await told
-        except TimeoutError:
-            # A turn may have come in the turn of the loop in which the time was over: it is nobody else's.
-            return told.result() if told.done() and not told.cancelled() else 0
+            # Its own end of time does not cancel it: a turn that has come by then is nobody else's.
+            await asyncio.wait((told,), timeout=wait_s)
+            return told.result() if told.done() else 0
         except asyncio.CancelledError:
-            if told.done() and not told.cancelled():
+            if told.done():
                 line.give(told.result())  # whoever asked has gone: the next one has the turn
             raise
         finally:
