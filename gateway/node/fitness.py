@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _MIB: Final = 2**20
 DESCRIPTORS_RESERVED: Final = 512
 """File descriptors left for journal, state, segments and peers."""
-CONNECTIONS_SHARE: Final = 0.75
-"""Of the connections, watches may have so many: requests have to get in beside them."""
 CONNECTIONS_MIN: Final = 8
 """With descriptors for fewer connections than the least value of ``connections_max``, no node starts."""
 SEGMENT_BYTES: Final = 32 * _MIB
@@ -66,6 +64,11 @@ class Finding(NamedTuple):
 Check = Callable[["Settings", Host], Finding | None]
 
 
+def watches_of(connections: int) -> int:
+    """Return how many of so many connections watches may have: requests have to get in beside them."""
+    return connections * 3 // 4
+
+
 def _mib(size: float) -> str:
     return f"{size / _MIB:.0f} MiB"
 
@@ -73,7 +76,7 @@ def _mib(size: float) -> str:
 def shares_of_connections(settings: Settings, host: Host) -> Finding | None:
     """Each watch, each request and each body on its way has a connection of its own."""
     places = _places(settings, host)
-    most = max(1, int(CONNECTIONS_SHARE * places))
+    most = max(1, watches_of(places))
     # Watches get their share at most, whatever the setting says.
     above = {"watchers_max": most + 1, "receiving_max": places, "tenant_requests_max": places}
     given = [f"{name} ({getattr(settings, name)})" for name in above if getattr(settings, name) >= above[name]]

@@ -33,7 +33,7 @@ from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.node.change_events import ChangeEvents
 from oncegate.gateway.node.change_history import ChangeHistory
-from oncegate.gateway.node.fitness import CONNECTIONS_SHARE
+from oncegate.gateway.node.fitness import watches_of
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.node.turns import Crowd, Turns
 from oncegate.rifl.errors import Code, OncegateError
@@ -57,7 +57,7 @@ class WatchersMax(NamedTuple):
     @classmethod
     def of(cls, settings: Settings) -> WatchersMax:
         """Return how many the settings allow; they leave connections to others."""
-        of_all = min(settings.watchers_max, int(CONNECTIONS_SHARE * settings.connections_max))
+        of_all = min(settings.watchers_max, watches_of(settings.connections_max))
         return cls(of_all, min(settings.watchers_table_max, of_all))
 
 
