@@ -1,28 +1,47 @@
-"""The rows of a cluster in memory, for what recipes ask of a client and of sessions: no sockets, no time that passes.
+"""A cluster in this process for what recipes ask of a client and of sessions: no sockets, no time that passes.
 
-What the machine does with an operation is said once more here, in a few lines; that a node keeps the same contract is
-shown where recipes meet one (tests/client/test_recipes.py).
+What becomes of an operation is the machine's own: a :class:`oncegate.gateway.testing.state.SharedState` is below.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import selectors
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from itertools import count, groupby
+from operator import itemgetter
+from typing import Any, Concatenate, ParamSpec
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from oncegate import Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, Transaction
+from oncegate.gateway import answer_values, wire
 from oncegate.gateway.client.arguments import key_of, name_of, text
 from oncegate.gateway.client.recipes import line
 from oncegate.gateway.client.results import Change, Resolution, Row, WriteResult
-from oncegate.gateway.wire import Condition, Operation, TakenRow, TransactionWrite, Write
-from oncegate.rifl.ids import RequestId
+from oncegate.gateway.client.verdicts import write_result
+from oncegate.gateway.http import request_bodies
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.tables import StoredRow, each_change
+from oncegate.gateway.testing.state import SharedState
+from oncegate.gateway.wire import Operation, OperationResult
+from oncegate.rifl.ids import (
+    LEASE_MS_MAX,
+    WINDOW_MAX,
+    ClientId,
+    Fingerprint,
+    RequestId,
+    SequenceNumber,
+    format_client_id,
+    parse_client_id,
+)
+from oncegate.rifl.key_table import NO_TIME
 
 P = ParamSpec("P")
 Fate = str | OncegateError
@@ -33,6 +52,7 @@ GONE = OperationFailed(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED)
 FULL = OperationFailed(Code.WINDOW_FULL)
 LATE = OutcomeUnknown(Code.TIMEOUT)
 TURNS_MAX = 20_000
+TABLES = ("recipes", "others", "rows")
 
 
 class _Clock(selectors.SelectSelector):
@@ -105,69 +125,76 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Stored(NamedTuple):
-    """A row; ``owner``: the session that it ends with, ``then``: where it is moved at its end."""
-
-    value: bytes
-    version: int
-    owner: int | None = None
-    ends_ms: int | None = None
-    then: str | None = None
-
-
 class SmallCluster:
     """Tables ``recipes``, ``others`` and ``rows``, with sessions (:meth:`session`) and one client of them."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, dict[str, Stored]] = {"recipes": {}, "others": {}, "rows": {}}
-        self.commit = 0
-        self.now_ms = 0
+        self.state = SharedState()
+        for table in TABLES:
+            self.state.declare(table)
         self.kept_from = 0
         """Changes up to this commit number are not kept."""
-        self.told_bytes_max = 64 * 1024
-        """A value that is longer is left out of the result of a take."""
+        self.told_bytes_max = c.RESULT_BYTES_MAX
+        """A row whose value is longer ends a take, or is told without it."""
         self.client: Any = SmallClient(self)
         self.watching = 0
         self.changes: list[tuple[str, Change]] = []
         self.broken: list[OperationFailed] = []
         """What watches that are under way have met."""
         self._something = asyncio.Event()
-        self._sessions = 0
+        self._planted = count()
+
+    @property
+    def tables(self) -> dict[str, dict[str, StoredRow]]:
+        return {table: dict(self.state.machine.tables[table].rows.items()) for table in TABLES}
+
+    @property
+    def commit(self) -> int:
+        return self.state.commit
 
     def session(self, lease_ms: int = 60_000) -> Any:
-        self._sessions += 1
-        return SmallSession(self, self._sessions, lease_ms)
+        return SmallSession(self, lease_ms)
 
     def names(self, table: str = "recipes") -> list[str]:
         return sorted(self.tables[table])
 
     def value(self, key: str, table: str = "recipes") -> Any:
-        return msgspec.msgpack.decode(self.tables[table][key].value)
+        return msgspec.json.decode(self.tables[table][key].value)
 
     def values(self, table: str = "recipes") -> dict[str, Any]:
         return {key: self.value(key, table) for key in self.names(table)}
 
-    def plant(self, key: str, value: Any, table: str = "recipes", owner: int | None = None) -> int:
+    def plant(self, key: str, value: Any, table: str = "recipes") -> int:
         """Put a row there, whoever has written it; return its version."""
-        self.commit += 1
-        self._set(table, key, Stored(msgspec.msgpack.encode(value), self.commit, owner), self.commit)
-        self.wake()
+        self._by_others(c.OpKind.PUT, table, key, msgspec.json.encode(value))
         return self.commit
 
     def remove(self, key: str, table: str = "recipes") -> None:
-        self.commit += 1
-        self._set(table, key, None, self.commit)
-        self.wake()
+        self._by_others(c.OpKind.DELETE, table, key)
 
     def expire(self, session: Any) -> None:
         """End a session, and the rows that are bound to it."""
         session.ended = True
-        self._end(lambda row: row.owner == session.client_id)
+        self.apply(c.CloseSession(session.client_id, 1))
 
     def advance(self, ms: int) -> None:
-        """Let cluster time pass."""
-        self.now_ms += ms
-        self._end(lambda row: row.ends_ms is not None and row.ends_ms <= self.now_ms)
+        """Let cluster time pass for rows; sessions go on, whose leases are measured by the loop's time."""
+        self.state.time_ms += ms
+        ends = {table: [*rows] for table, rows in self.tables.items()}
+        self.apply(c.EndRows(ends))  # those whose time is over
+
+    def apply(self, command: c.Command) -> Any:
+        """Apply a command, tell the watches, and return the body of its answer."""
+        with patch.object(c, "RESULT_BYTES_MAX", self.told_bytes_max):
+            body = self.state.apply(command).body
+        for until, together in groupby(each_change(self.state.machine.changes), itemgetter(1)):
+            several = list(together)
+            for number, _, table, key, _, after, cause in several:
+                told = until if number == several[-1][0] else several[0][0] - 1
+                value = None if after is None else msgspec.json.decode(after.value)
+                self.changes.append((table, Change(key, told, value, after is None, cause, until, number)))
+        self.wake()
+        return body
 
     def cut_watches(self, failure: OperationFailed) -> None:
         """End all watches that are under way."""
@@ -182,86 +209,17 @@ class SmallCluster:
         """Wait until anything has changed."""
         await self._something.wait()
 
-    def _end(self, over: Callable[[Stored], bool]) -> None:
-        for table, rows in self.tables.items():
-            for key, row in sorted(rows.items()):
-                if over(row):
-                    self.commit += 2
-                    self._set(table, key, None, self.commit - 1)
-                    if row.then is not None:
-                        self._set(table, row.then, Stored(row.value, self.commit), self.commit)
-        self.wake()
-
-    def _set(self, table: str, key: str, row: Stored | None, version: int) -> None:
-        if row is None:
-            self.tables[table].pop(key, None)
-        else:
-            self.tables[table][key] = row
-        value = None if row is None else msgspec.msgpack.decode(row.value)
-        self.changes.append((table, Change(key, version, value, row is None, "", version, version)))
-
-    def do(self, operation: Operation, client_id: int) -> dict[str, Any]:
-        """Do a transaction or nothing of it; return what its result says."""
-        for at, one in enumerate(operation.conditions or ()):
-            if not self._holds(one.table, one.key, one.if_):
-                return {"applied": False, "failed": f"conditions[{at}]", "code": "CONDITION_FAILED"}
-        writes: list[Write] = operation.writes  # type: ignore[assignment]
-        for at, write in enumerate(writes):
-            if write.if_ and not self._holds(write.table, write.key, write.if_):
-                return {"applied": False, "failed": f"writes[{at}]", "code": "CONDITION_FAILED"}
-        done = [self._write(write, client_id) for write in writes]
-        self.wake()
-        return {"applied": True, "writes": tuple(done)}
-
-    def _holds(self, table: Any, key: Any, tests: Any) -> bool:
-        row = self.tables[table].get(key)
-        ((name, wanted),) = tests.items()
-        match name:
-            case "absent":
-                return row is None
-            case "version":
-                return wanted == (0 if row is None else row.version)  # type: ignore[no-any-return]
-            case "value":
-                return row is not None and row.value == bytes(wanted)
-        raise NotImplementedError(name)
-
-    def _write(self, write: Write, client_id: int) -> TransactionWrite:
-        self.commit += 1
-        commit, number = self.commit, f"{self.commit:019d}" if write.numbered is True else ""
-        if write.op == "take":
-            return TransactionWrite(commit, commit, rows=self._take(write, client_id))
-        row = None
-        if write.op == "put":
-            row = Stored(bytes(write.value), commit, *self._life(write, client_id))
-            row = row._replace(then=write.then + number if isinstance(write.then, str) else None)
-        self._set(write.table, write.key + number, row, commit)
-        return TransactionWrite(commit, commit)
-
-    def _life(self, write: Write, client_id: int) -> tuple[int | None, int | None]:
-        ends = self.now_ms + write.ttl_ms if isinstance(write.ttl_ms, int) else None
-        return client_id if write.bound is True else None, ends
-
-    def _take(self, write: Write, client_id: int) -> list[TakenRow]:
-        rows, taken = self.tables[write.table], list[TakenRow]()
-        assert isinstance(write.count, int)
-        assert isinstance(write.to, str)
-        for key in sorted(key for key in rows if key.startswith(write.key))[: write.count]:
-            value, to = msgspec.msgpack.decode(rows[key].value), write.to + key[len(write.key) :]
-            value[0] += 1
-            packed = msgspec.msgpack.encode(value)
-            self.commit += 2
-            self._set(write.table, key, None, self.commit - 1)
-            moved = Stored(packed, self.commit, *self._life(write, client_id), then=key)
-            self._set(write.table, to, moved, self.commit)
-            taken.append(TakenRow(to, self.commit, value if len(packed) <= self.told_bytes_max else UNSET))
-        return taken
+    def _by_others(self, kind: c.OpKind, table: str, key: str, value: bytes | None = None) -> None:
+        op = c.Op(SequenceNumber(0), kind.value, table, key, Fingerprint(0), value)
+        self.apply(c.Keyed(1, [c.KeyedOp(f"others-{next(self._planted)}", NO_TIME, op)]))
 
 
 class SmallSession:
     """A session of a small cluster; ``fates`` are of its next operations, ``refusals`` of its next resolutions."""
 
-    def __init__(self, cluster: SmallCluster, client_id: int, lease_ms: int) -> None:
-        self.client_id = client_id
+    def __init__(self, cluster: SmallCluster, lease_ms: int) -> None:
+        opening = c.OpenSession(f"nonce-{cluster.state.machine.sessions.next_id}", LEASE_MS_MAX, WINDOW_MAX)
+        self.client_id = parse_client_id(cluster.apply(opening).client_id)
         self.ended = False
         self.ends_s = now_s() + lease_ms / 1000
         self.fates: deque[Fate] = deque()
@@ -270,7 +228,6 @@ class SmallSession:
         self.did: list[Operation] = []
         self._cluster = cluster
         self._numbers = 0
-        self._results: dict[RequestId, WriteResult] = {}
         self._late: dict[RequestId, Operation] = {}
 
     @property
@@ -286,11 +243,8 @@ class SmallSession:
     async def put(self, table: str, key: str, value: Any, *, bound: bool = False) -> WriteResult:
         return await self._do("put", Transaction().put(table, key, value, bound=bound).operation)
 
-    async def delete(
-        self, table: str, key: str, *, if_version: int | None = None, if_value: Any = UNSET
-    ) -> WriteResult:
-        deleting = Transaction().delete(table, key, if_version=if_version, if_value=if_value)
-        return await self._do("delete", deleting.operation)
+    async def delete(self, table: str, key: str, *, if_version: int | None = None) -> WriteResult:
+        return await self._do("delete", Transaction().delete(table, key, if_version=if_version).operation)
 
     async def transact(self, transaction: Transaction) -> WriteResult:
         return await self._do("transact", transaction.operation)
@@ -305,33 +259,38 @@ class SmallSession:
         await asyncio.sleep(0)
         if self.refusals:
             raise self.refusals.popleft()
-        self._late.pop(request, None)
-        result = self._results.get(request)
-        if result is None:
-            return Resolution("sealed")
-        return Resolution("applied" if result.applied else "refused", result)
+        told = self._cluster.apply(c.Resolve(self.client_id, request.sequence, 1))
+        if told.result is None:
+            return Resolution(told.state)
+        return Resolution(told.state, self._read(told.result))
 
     def arrive(self) -> None:
         """Let what is late come now: what was resolved meanwhile is not taken any more."""
         late, self._late = self._late, {}
         if not self.ended:
             for request, operation in late.items():
-                self._done(request, operation)
+                with contextlib.suppress(OperationFailed):  # it was sealed
+                    self._done(request, operation)
 
     def _done(self, request: RequestId, operation: Operation) -> WriteResult:
-        said = self._cluster.do(operation, self.client_id)
-        result = WriteResult(*request, commit=self._cluster.commit, version=None, value=None, replayed=False,
-            memory_ms_left=1, **said)  # fmt: skip
-        self._results[request] = result
-        return result
+        sent = msgspec.structs.replace(operation, sequence=request.sequence)
+        body = wire.OperationsRequest(format_client_id(self.client_id), 1, 1, [sent])
+        command = request_bodies.operate(msgspec.msgpack.encode(body), wire.MSGPACK, "", "")
+        (told,) = self._cluster.apply(command).results
+        if told.status == "rejected":
+            raise OperationFailed(Code(told.code), told.detail)
+        return self._read(told)
+
+    def _read(self, told: OperationResult) -> WriteResult:
+        """Read a result as a client does, from the bytes that a node sends."""
+        sent = msgspec.msgpack.decode(answer_values.MSGPACK.encode(told), type=OperationResult)
+        return write_result(sent, ClientId(self.client_id), 1)
 
     async def _do(self, name: str, operation: Operation) -> WriteResult:
         self.asked[name] += 1
         await asyncio.sleep(0)
         if self.ended:
             raise OperationFailed(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED)
-        for one in [*(operation.writes or ()), *(operation.conditions or ())]:
-            _known(self._cluster, one)
         self.did.append(operation)
         self._numbers += 1
         request = RequestId(self.client_id, self._numbers)  # type: ignore[arg-type]
@@ -397,7 +356,7 @@ class SmallClient:
                     of, change = cluster.changes[told]
                     told += 1
                     named = change.key.startswith(prefix) if key is None else change.key == key
-                    if of == table and named and change.version > at:
+                    if of == table and named and change.until > at:
                         yield change
                 if met < len(cluster.broken):
                     raise cluster.broken[met]
@@ -417,8 +376,8 @@ class SmallClient:
 
     async def turns(self, table: str, *, prefix: str, count: int = 1) -> int:
         self.asked["turns"] += 1
-        rows, prefix = self._cluster.tables[name_of(table)], key_of(prefix)
-        while not (there := sum(key.startswith(prefix) for key in rows)):
+        table, prefix = name_of(table), key_of(prefix)
+        while not (there := sum(key.startswith(prefix) for key in self._cluster.tables[table])):
             await self._cluster.something()
         return min(count, there)
 
@@ -451,10 +410,5 @@ class SmallScan:
                 yield _row(self._cluster, key, row)
 
 
-def _row(cluster: SmallCluster, key: str, row: Stored) -> Row:
-    return Row(key, msgspec.msgpack.decode(row.value), row.version, cluster.commit)
-
-
-def _known(cluster: SmallCluster, one: Write | Condition) -> None:
-    if one.table not in cluster.tables:
-        raise OperationFailed(Code.NOT_FOUND)
+def _row(cluster: SmallCluster, key: str, row: StoredRow) -> Row:
+    return Row(key, msgspec.json.decode(row.value), row.version, cluster.commit)
