@@ -215,6 +215,15 @@ async def test_large_items_are_read_and_those_that_have_gone_meanwhile_are_nobod
     assert session.asked["transact"] == 7, "a take each, and two completions"
 
 
+@in_memory
+async def test_row_that_is_no_item_and_goes_while_it_is_read_costs_no_item(cluster: SmallCluster) -> None:
+    queue, _ = queue_of(cluster)
+    cluster.plant(at("ready", 1), "no item")
+    cluster.plant(at("ready", 2), [0, "b"])
+    cluster.client.fates.append(lambda: cluster.remove(at("taken", 1)))
+    assert [(claim.number, claim.item) for claim in await queue.claim_many(2)] == [(2, "b")]
+
+
 # Ending a claim
 
 
