@@ -154,8 +154,6 @@ def _joined(parts: list[RangePart]) -> list[RangePart]:
     joined: list[RangePart] = []
     for part in parts:
         match joined[-1] if joined else None, part:
-            case NewPart(first), NewPart():
-                joined[-1] = NewPart(first, part.last)
             case RefusedPart(first, _, before), RefusedPart(_, last, refusal) if before is refusal:
                 joined[-1] = _refused(first, last, refusal)
             case ReplayPart(first, _, before), ReplayPart(at, last, commit) if before + at - first == commit:

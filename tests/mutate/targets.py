@@ -23,7 +23,11 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/key_records.py": ("tests/rifl/test_key_records.py", "tests/rifl/test_keys_kept.py"),
     "rifl/key_table.py": ("tests/rifl/test_keys_kept.py", "tests/rifl/test_key_table.py"),
     "rifl/lease.py": ("tests/rifl/test_lease.py",),
-    "rifl/range_rule.py": ("tests/rifl/test_range_rule.py",),
+    "rifl/range_rule.py": (
+        "tests/rifl/test_range_rule.py",
+        "tests/rifl/test_rule.py::test_range_is_decided_as_the_table_says_of_each_of_its_operations",
+        "tests/rifl/test_rule.py::test_without_a_session_or_in_another_tenants_the_table_needs_no_records",
+    ),
     "rifl/request_tracker.py": ("tests/rifl/test_request_tracker.py",),
     "rifl/resolve_rule.py": ("tests/rifl/test_resolve_rule.py",),
     "rifl/result_tracker.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py", _MODEL),

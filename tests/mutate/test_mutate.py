@@ -16,6 +16,11 @@ CODE = '''"""A module."""
 __slots__ = ("a",)
 Amount = NewType("Amount", int)
 MOST: int = 3
+Either = Amount | str
+
+
+class Seen(Struct, frozen=True, tag=True):
+    amount: Amount
 
 
 def clamp(value: int, seen: list[int]) -> int:
@@ -41,7 +46,12 @@ def test_limits_comparisons_and_effects_are_changed() -> None:
 
 def test_words_annotations_and_lists_of_names_are_not_changed() -> None:
     assert not [
-        was for was, _ in _changes() if "__slots__" in was or "NewType" in was or was.startswith(('"""', "def"))
+        was
+        for was, _ in _changes()
+        if "__slots__" in was or "NewType" in was or was.startswith(('"""', "def", "Either"))
+    ]
+    assert [now for was, now in _changes() if was.startswith("class")] == [
+        "class Seen(Struct, frozen=True, tag=False):"
     ]
     assert ('raise ValueError("far too much", value)', "raise ValueError(None, value)") not in _changes()
 

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import pickle
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.rifl.completion import RangeRecord
+from oncegate.rifl import ids
+from oncegate.rifl.completion import SEALED_COMMIT, CompletionRecord, RangeRecord
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError, Outcome
 from oncegate.rifl.ids import ID_MAX, RequestId, format_client_id, parse_client_id, parse_request_id
 
 numbers = st.integers(1, ID_MAX)
+
+
+def test_bounds_are_those_that_clients_were_built_against() -> None:
+    assert ID_MAX == 9_007_199_254_740_991, "2^53 - 1, exact in every JSON reader"
+    assert (ids.WINDOW_DEFAULT, ids.WINDOW_MAX, ids.RANGE_LENGTH_MAX) == (512, 4096, 10_000)
+    assert (ids.LEASE_MS_DEFAULT, ids.LEASE_MS_MIN, ids.LEASE_MS_MAX) == (60_000, 1_000, 86_400_000)
+
+
+def test_records_are_stored_as_arrays_of_their_fields() -> None:
+    """State and snapshots of earlier versions hold them so."""
+    stored = msgspec.msgpack.encode
+    assert stored(CompletionRecord(7, 8)) == stored([7, 8, None, ""])  # type: ignore[arg-type]
+    assert stored(RangeRecord(1, 2, 3, b"x" * 16)) == stored([1, 2, 3, b"x" * 16, ""])  # type: ignore[arg-type]
+    assert SEALED_COMMIT == 0
 
 
 @given(numbers, numbers)
@@ -43,7 +59,20 @@ def test_other_forms_of_a_client_id_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "tail",
-    ["", "/", "/0", "/-1", "/1.0", "/ 1", "/1/", f"/{ID_MAX + 1}", "/" + "9" * 5000, "/\N{ARABIC-INDIC DIGIT ONE}"],
+    [
+        "",
+        "/",
+        "/0",
+        "/1/1/1",
+        "/-1",
+        "/1.0",
+        "/ 1",
+        "/1/",
+        f"/{ID_MAX + 1}",
+        "/" + "9" * 5000,
+        "/0" + f"{1:016}",
+        "/\N{ARABIC-INDIC DIGIT ONE}",
+    ],
 )
 def test_other_forms_of_a_request_id_are_refused(tail: str) -> None:
     with pytest.raises(ValueError):
