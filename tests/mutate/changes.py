@@ -1,6 +1,6 @@
 """The small changes of a module's code, as mutmut makes them, and one kind more: a call whose effect is left out.
 
-Left out are changes that no caller can tell: annotations, names of types, what a class says to the type checker or the
+Left out are changes that no caller can tell: annotations, names of types, what is said to the type checker or the
 garbage collector alone, docstrings and the words of an error.
 """
 
@@ -17,6 +17,9 @@ from mutmut.mutation.file_mutation import MutationVisitor, deep_replace
 from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 
+_NEVER = m.MatchCase(
+    body=m.IndentedBlock(body=[m.SimpleStatementLine(body=[m.Expr(value=m.Call(func=m.Name("assert_never")))])])
+)
 _TEXTS = (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString)
 
 
@@ -50,7 +53,7 @@ def changes(path: str, code: str) -> Iterator[Change]:
     names = {id(node) for statement in _statements_of_names(module) for node in _within(statement)}
     for mutation in visitor.mutations:
         node = mutation.original_node
-        if id(node) in names or _is_wording(node, mutation.mutated_node):
+        if id(node) in names or _is_wording(node, mutation.mutated_node) or _is_never(node, mutation.mutated_node):
             continue
         if isinstance(node, cst.SimpleString):
             # mutmut also writes it in capitals and in small letters; one other text is enough.
@@ -72,7 +75,7 @@ def _statements_of_names(module: cst.Module) -> Sequence[cst.CSTNode]:
     # That a record is frozen is what mypy holds its users to; whether its garbage is collected, nobody can tell.
     kept = m.Arg(keyword=m.Name("frozen") | m.Name("gc"), value=m.Name("True") | m.Name("False"))
     aliases = [each for each in module.body if m.matches(each, alias)]
-    return [*m.findall(module, m.Assign(targets=[targets]) | m.Assign(value=new_type) | kept), *aliases]
+    return [*m.findall(module, m.Assign(targets=[targets]) | m.Assign(value=new_type) | kept | _NEVER), *aliases]
 
 
 def _within(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -95,6 +98,14 @@ def _is_wording(was: cst.CSTNode, now: cst.CSTNode) -> bool:
     kept = {id(argument.value) for argument in now.args}
     lost = [argument.value for argument in was.args if id(argument.value) not in kept]
     return bool(lost) and all(isinstance(value, _TEXTS) and (" " in _text(value)) for value in lost)
+
+
+def _is_never(was: cst.CSTNode, now: cst.CSTNode) -> bool:
+    """Tell whether a change leaves out a case that mypy has shown to be impossible."""
+    if not (isinstance(was, cst.Match) and isinstance(now, cst.Match)):
+        return False
+    lost = [case for case in was.cases if not any(case.deep_equals(kept) for kept in now.cases)]
+    return bool(lost) and all(m.matches(case, _NEVER) for case in lost)
 
 
 def _text(node: cst.BaseExpression) -> str:

@@ -1,16 +1,18 @@
 """A change put into functions that are already imported: their code objects are exchanged, nothing is imported anew.
 
 That is possible where only the inside of functions changes. Constants, defaults, decorators and class bodies have been
-evaluated already: such a change needs a module that is imported afresh.
+evaluated already, and so has what the import calls: such a change needs a module that is imported afresh.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 
 from tests.mutate.targets import ROOT
 
@@ -25,6 +27,22 @@ def exchanges(path: str, code: str) -> dict[tuple[str, int], CodeType] | None:
     except SyntaxError:
         return None
     return found if _only_functions(_original(path), now, found) else None
+
+
+def called_by_import(path: str) -> frozenset[tuple[str, int]]:
+    """Import a module, which must not have been so far, and return the functions in it that this calls."""
+    file, called = _file(path), set[tuple[str, int]]()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename == file:
+            called.add((frame.f_code.co_qualname, frame.f_code.co_firstlineno))
+
+    sys.setprofile(profile)
+    try:
+        importlib.import_module(".".join(("oncegate", *Path(path).with_suffix("").parts)))
+    finally:
+        sys.setprofile(None)
+    return frozenset(called)
 
 
 def apply(path: str, changed: dict[tuple[str, int], CodeType]) -> int:

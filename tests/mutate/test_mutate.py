@@ -26,6 +26,11 @@ class Seen(Struct, frozen=True, tag=True):
 def clamp(value: int, seen: list[int]) -> int:
     """Keep below."""
     seen.append(value)
+    match value:
+        case 0:
+            return 1
+        case _:
+            assert_never(value)
     if value > MOST:
         raise ValueError("far too much", value)
     return value
@@ -50,6 +55,7 @@ def test_words_annotations_and_lists_of_names_are_not_changed() -> None:
         for was, _ in _changes()
         if "__slots__" in was or "NewType" in was or was.startswith(('"""', "def", "Either"))
     ]
+    assert not [was for was, now in _changes() if ("assert_never" in was) != ("assert_never" in now)]
     assert [now for was, now in _changes() if was.startswith("class")] == [
         "class Seen(Struct, frozen=True, tag=False):"
     ]
@@ -78,6 +84,18 @@ def test_the_list_names_targets_and_targets_and_tests_exist() -> None:
     assert {path for path, *_ in survivors.read(SURVIVORS)} <= set(TARGETS)
     for path, _, test in (name.partition("::") for target, tests in TARGETS.items() for name in (target, *tests)):
         assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{test}"
+
+
+def test_a_change_of_what_the_import_calls_is_imported_afresh() -> None:
+    path = "rifl/rule.py"
+    code = (
+        (ROOT / path)
+        .read_text()
+        .replace("return Condition(words, holds, refusal,", "return Condition(words, holds, None,")
+    )
+    tests = ("tests/rifl/test_rule.py::test_one_operation_is_decided_as_the_table_says",)
+    (found,) = trial.run([Change(path, "", "", 1, 1, code)], tests, jobs=1, seconds_max=60.0)
+    assert found.verdict == "killed"
 
 
 @pytest.mark.parametrize(

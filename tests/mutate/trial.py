@@ -1,8 +1,8 @@
 """A changed module under its tests, in a process of its own: nothing is written into the tree.
 
 A host process imports what is needed and lets pytest collect the tests, once. Each change of the inside of a function
-is tried in a child forked from there. A change of anything else (a constant, a default, a class body) is tried in a
-child that imports the module's changed text afresh.
+is tried in a child forked from there. A change of anything else (a constant, a default, a class body, a function that
+the import calls) is tried in a child that imports the module's changed text afresh.
 """
 
 from __future__ import annotations
@@ -76,10 +76,33 @@ def run(changes: Iterable[Change], tests: Sequence[str], *, jobs: int, seconds_m
     """
     inside: list[Change] = []
     outside: list[Change] = []
+    called: dict[str, frozenset[tuple[str, int]]] = {}
     for change in changes:
-        (outside if patched.exchanges(change.path, change.code) is None else inside).append(change)
+        exchanged = patched.exchanges(change.path, change.code)
+        if exchanged and change.path not in called:
+            called[change.path] = _called_by_import(change.path)
+        late = exchanged is not None and called.get(change.path, frozenset()).isdisjoint(exchanged)
+        (inside if late else outside).append(change)
     yield from _hosted(inside, tests, jobs, seconds_max)
     yield from _scheduled(outside, lambda change: _imported_afresh(change, tests), jobs, seconds_max)
+
+
+def _called_by_import(path: str) -> frozenset[tuple[str, int]]:
+    """Ask a child, whose modules nobody else sees."""
+    reading, writing = os.pipe()
+
+    def child() -> int:
+        _forget_ours()
+        for name, line in patched.called_by_import(path):
+            os.write(writing, f"{line} {name}\n".encode())
+        return 0
+
+    pid = _forked(child)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as lines:
+        called = [line.rstrip("\n").partition(" ") for line in lines]
+    os.waitpid(pid, 0)
+    return frozenset((name, int(line)) for line, _, name in called)
 
 
 def _hosted(changes: list[Change], tests: Sequence[str], jobs: int, seconds_max: float) -> Iterator[Trial]:
