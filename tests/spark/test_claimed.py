@@ -379,7 +379,7 @@ def test_store_is_closed_at_the_end_of_its_block_and_says_what_it_survives() -> 
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Memory]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Memory]]]:
     """By URL, the stores that were opened there, all of them one cluster's at epoch 1."""
     found: dict[str, list[Memory]] = {}
 
@@ -390,8 +390,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Memory]]:
         return store
 
     monkeypatch.setattr(claimed, "open_store", open_memory)
-    monkeypatch.setattr(claimed, "_shared", {})
-    return found
+    claimed._shared.clear()
+    yield found
+    claimed._shared.clear()
 
 
 def test_store_of_a_url_is_held_in_its_place_for_the_cluster_and_epoch_that_are_named(
@@ -407,6 +408,18 @@ def test_store_of_a_url_is_held_in_its_place_for_the_cluster_and_epoch_that_are_
     del opened["x://h/b"][0].rows[SEATS.name]
     fresh.create([])
     assert fresh.claim().cluster_name == "new"
+
+
+def test_store_of_a_url_alone_is_what_it_is_found_to_be(opened: dict[str, list[Memory]]) -> None:
+    found = claimed_store("x://h/a")
+    adopt(opened["x://h/a"][0], "here", B)
+    assert (found.claim().cluster, found.claim().epoch) == (B, 2)
+    fresh = claimed_store("x://h/b", A)
+    for rows in opened["x://h/b"][0].rows.values():
+        rows.clear()
+    del opened["x://h/b"][0].rows[SEATS.name]
+    fresh.create([])
+    assert fresh.claim().cluster_name == ""
 
 
 def _fails(url: str, epoch: int, fault: Exception) -> None:
