@@ -19,7 +19,7 @@ from oncegate.flows.errors import (
     RetentionExceededError,
 )
 from oncegate.flows.flow import CONSUMERS_MAX
-from oncegate.flows.parts import NO_PARTS
+from oncegate.flows.parts import NO_PARTS, PARTS_MAX
 
 
 def batches(last: int, first: int = 1) -> BatchLog:
@@ -287,3 +287,45 @@ def test_any_move_of_the_cursor_forgets_the_parts_and_one_that_moves_nothing_doe
     assert consumers.get("c").parts.count == 1
     consumers.move("c", 3, 1, log)
     assert consumers.get("c").parts == NO_PARTS
+    assert consumers.part("c", 3, 9, 1, 99, log, last=True) == (3, None), "nor of one moved past"
+
+
+def test_the_greatest_part_is_the_last_one_or_refused() -> None:
+    consumers, log = writing(), batches(5)
+    for part in range(1, PARTS_MAX):
+        consumers.wrote("c", 2, part, 100 + part, 0, last=False)
+    assert consumers.part("c", 2, PARTS_MAX, 1, 7, log, last=True) is None
+    refused(BadRequestError, consumers.part, "c", 2, PARTS_MAX, 1, 7, log, last=False)
+
+
+# --- cursors -------------------------------------------------------------------------------------------------------
+
+
+def test_cursor_moves_to_right_before_the_oldest_retained_batch_and_no_further_back() -> None:
+    consumers, log = writing(5), batches(5, 3)
+    for moved in (
+        lambda cursor: consumers.move("c", cursor, 1, log, replay=True),
+        lambda cursor: consumers.attach("d", f"at {cursor}", log, cursor=cursor).cursor,
+    ):
+        assert "batch 2 was dropped; the oldest is 3" in refused(RetentionExceededError, moved, 1)
+        assert moved(2) == 2
+
+
+def test_each_move_back_is_a_replay_and_a_sign_of_life() -> None:
+    consumers, log = writing(3), batches(5)
+    for back in (2, 1):
+        consumers.move("c", back, 1, log, replay=True, now_ms=90 + back)
+        assert (consumers.get("c").replays, consumers.get("c").alive_ms) == (3 - back, 90 + back)
+    consumers.move("c", 2, 1, log)
+    assert (consumers.get("c").replays, consumers.get("c").alive_ms) == (2, 0)
+
+
+def test_fences_add_up() -> None:
+    consumers = Consumers()
+    consumers.fence_off(5, 0)
+    consumers.fence_off(6, 0)
+    assert consumers.fences == 11
+
+
+def test_name_that_is_none_is_told_as_a_consumers() -> None:
+    assert refused(BadRequestError, Consumers().attach, "C", "n", batches(1)).startswith("consumer name 'C'")
