@@ -170,6 +170,7 @@ GOOD = {
     "bank": transferred()
     .did("balances", "all", None, balances(12, giro_ann=-72, savings_bob=52, giro_cid=20))
     .did("balance", "ann", None, {"version": 7, "value": -72})
+    .did("balances", "all", None, balances(5, giro_ann=-60, savings_bob=60) | {"asked": 4})
     .read("all", receipts(*ALL), "receipts"),
     "hand-over": Book()
     .did("append", "l0", 1, done(1, epoch=1), request="a/1")
@@ -328,6 +329,13 @@ BAD: list[tuple[str, Book, str]] = [
         "bank",
         transferred()
         .did("balances", "all", None, balances(9, giro_ann=-72, savings_bob=72))
+        .read("all", receipts(*ALL), "receipts"),
+        "what begins behind",
+    ),
+    (
+        "bank",
+        transferred()
+        .did("balances", "all", None, balances(6, giro_ann=-60, savings_bob=60) | {"asked": 3})
         .read("all", receipts(*ALL), "receipts"),
         "what begins behind",
     ),

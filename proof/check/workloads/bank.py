@@ -90,16 +90,17 @@ class Bank(Workload):
     async def _scan(self, worker: Worker) -> None:
         """Scan both tables at one commit number, a few rows a page: of the first page, or of a row.
 
-        A row's version is inside the transfer that wrote it, whose end it means.
+        A row's version is inside the transfer that wrote it, whose end it means; that may be long ago.
         """
         recorded = worker.begin("balances", "all")
-        commit: int | None = None
+        asked: int | None = None
         held: dict[str, Any] = dict.fromkeys(ACCOUNTS, 0)
         async with worker.world.client(worker.random.randrange(9)) as client:
             try:
                 if worker.random.random() < 0.5:
                     row = await client.get(*worker.random.choice(ACCOUNTS).split("/"))
-                    commit = None if row is None else row.version
+                    asked = None if row is None else row.version
+                commit = asked
                 for table in worker.random.sample(TABLES, 2):
                     scan = client.rows(table, page_rows=PAGE_ROWS, commit=commit)
                     held |= {f"{table}/{row.key}": row.value async for row in scan}
@@ -107,7 +108,7 @@ class Bank(Workload):
             except OncegateError as failure:
                 recorded.fail(failure.code)
                 return
-        recorded.ok({"commit": commit, "held": held})
+        recorded.ok({"commit": commit, "held": held} | ({} if asked is None else {"asked": asked}))
 
     async def finish(self, world: World) -> None:
         """Read balances and receipts at every node."""
@@ -236,7 +237,10 @@ def _replayed(found: Sequence[Operation]) -> Result:
 
 
 def _in_time(found: Sequence[Operation]) -> Result:
-    """Check that what had ended before an operation began comes before it in the commit order."""
+    """Check that what had ended before an operation began comes before it in the commit order.
+
+    Balances that were asked for at a number are those at the end of the transfer with that number, however old it is.
+    """
     findings = Findings("what begins behind an acknowledged transfer or read is not before it")
     placed = _placed(found)
     done = [one for one in placed if one[1].status == "ok" and one[1].f != "balance"]
@@ -249,6 +253,11 @@ def _in_time(found: Sequence[Operation]) -> Result:
             for account in _touched(ended[at][1]):
                 newest[account] = max(newest.get(account, ended[at]), ended[at], key=lambda one: one[0])
             at += 1
+        if op.f == "balances" and "asked" in op.result:
+            if not op.result["asked"] <= place < op.result["asked"] + WRITES:
+                words = f"{op.f} {op.key} asked for at {op.result['asked']}, which is inside a transfer, are at {place}"
+                findings.violated(op.key, words, [op])
+            continue
         before = newest.get(f"{TABLES[0]}/{op.key}" if op.f == "balance" else "any")
         if before is not None and (place < before[0] or (place == before[0] and op.f == "transfer")):
             words = f"{op.f} {op.key} is at {place}, behind {before[1].f} {before[1].key} at {before[0]}"
