@@ -7,6 +7,7 @@ and runs. Sizes are counted by hand.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine.tables import ChangeRun, RowChange, StoredRow
 from oncegate.gateway.node import change_history
-from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
+from oncegate.gateway.node.change_history import BLOCKS, ChangeHistory, HistoryExceeded
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import CommitNumber
 
@@ -184,3 +185,14 @@ def test_a_history_keeps_the_newest_entries_and_knows_the_end_of_each_number_tha
     if history.first:
         with pytest.raises(HistoryExceeded):
             history.end_of(history.first - 1)
+
+
+def test_a_number_means_the_end_of_its_transition_wherever_that_meets_the_end_of_a_block() -> None:
+    """All successions of three transitions of up to three writes, each of which changes a row or none; a block each."""
+    kinds: list[list[Sizes | None]] = [[*one] for size in (1, 2, 3) for one in product((None, (1, 1)), repeat=size)]
+    for told in product(kinds, repeat=3):
+        kept = Kept(BLOCKS, 2**20)
+        for one in told:
+            kept.record([one])
+        history = kept.history
+        assert [history.end_of(commit) for commit in range(history.last + 1)] == kept.ends, told

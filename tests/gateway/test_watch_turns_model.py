@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine.tables import RowChange, StoredRow
-from oncegate.gateway.node.change_events import KEPT_BYTES, encoded
+from oncegate.gateway.node.change_events import KEPT_BYTES, ChangeEvents, encoded
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.node.turns import Turns
@@ -438,6 +438,20 @@ def test_encoded_changes_may_have_a_quarter_of_what_the_history_may_have(over: i
     feed.write(("t", "k", b"1" * (2**10 - fixed + over)))
     watcher.take()
     assert feed.watching.events.bytes == (0 if over else 2**10)
+
+
+@given(st.lists(st.integers(1, 900), max_size=30), st.integers(KEPT_BYTES, 2_000))
+def test_encoded_changes_that_are_kept_are_the_newest_that_have_room(sizes: list[int], bytes_max: int) -> None:
+    events, kept = ChangeEvents(bytes_max), dict[int, int]()
+    for commit, size in enumerate(sizes, 1):
+        change = (commit, commit, "t", "k", None, StoredRow(commit, b"1" * size), "")
+        text, _ = events.of([change], commit)
+        assert text == ChangeEvents(0).of([change], commit)[0]
+        if len(encoded(change)) + KEPT_BYTES <= bytes_max:
+            kept[commit] = len(encoded(change)) + KEPT_BYTES
+        while sum(kept.values()) > bytes_max:
+            del kept[min(kept)]
+        assert events.bytes == sum(kept.values())
 
 
 def test_nothing_that_was_encoded_of_one_state_is_told_of_another() -> None:
