@@ -159,3 +159,17 @@ async def test_read_that_begins_when_the_lead_has_been_missing_for_long_does_not
     lead._missed_at_s = now_s - 601
     async with asyncio.timeout(60):
         assert not await lead.wait(lead.moved, now_s)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_read_waits_for_a_leader_until_its_own_time_is_over(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between_leaders, "HOLD_MS", 600_000)
+    lead, now_s = Lead(), asyncio.get_running_loop().time()
+    lead.change(known=known)
+    async with asyncio.timeout(60):
+        assert not await lead.wait(lead.moved, now_s, now_s + 0.01)
+    waits = asyncio.ensure_future(lead.wait(lead.moved, now_s, now_s + 600))
+    await asyncio.sleep(0)
+    lead.change(known=True)
+    async with asyncio.timeout(60):
+        assert await waits

@@ -155,6 +155,42 @@ async def test_what_waits_for_a_frame_when_the_leader_changes_goes_to_the_next_o
         assert _nothing_is_left(node)
 
 
+async def test_what_is_due_when_the_leader_changes_goes_to_nobody(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _following(files, monkeypatch) as (node, peers):
+        sent = [future for nonce in "abc"[:FRAMES_MAX] for future in await _submit(node, nonce)]
+        late, waits = await _submit(node, "late", "waits")
+        node.proposer._forwarding._waiting[0].due_s = asyncio.get_running_loop().time()
+        _follows(node, "n3")
+        assert peers.frames[FRAMES_MAX:] == [("n3", ["waits"])]
+        refusal = await _refusal(late)
+        assert (refusal.code, refusal.outcome) == (Code.TIMEOUT, Outcome.NOT_APPLIED)
+        assert not waits.done()
+        for at in range(FRAMES_MAX + 1):
+            peers.answer(at)
+        await asyncio.gather(*sent, waits, return_exceptions=True)
+        assert _nothing_is_left(node)
+
+
+async def test_what_waits_behind_frames_that_were_given_up_is_due_at_its_own_time(
+    files: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _following(files, monkeypatch) as (node, _):
+        futures = [future for nonce in "abc"[:FRAMES_MAX] for future in await _submit(node, nonce)]
+        futures += await _submit(node, "waits", "waits longer")
+        behind = node.proposer._forwarding
+        now_s = asyncio.get_running_loop().time()
+        for frame in behind.under_way:
+            frame.batch[0].due_s = now_s
+        first, second = behind._waiting
+        first.due_s, second.due_s = now_s + 60, now_s + 70
+        assert behind.end_overdue(now_s) == now_s + 60
+        assert behind.end_overdue(now_s + 60) == now_s + 70
+        behind.end_overdue(now_s + 70)
+        await asyncio.gather(*futures, return_exceptions=True)
+
+
 async def test_what_waits_behind_a_connection_that_is_lost_was_not_applied(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
