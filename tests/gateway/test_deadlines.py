@@ -11,7 +11,9 @@ import pytest
 
 from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.node import Node
+from oncegate.gateway.node.reads import Reads
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from tests.conftest import Api
 from tests.gateway.http_contract import declare, one_node, operations, put, serving
@@ -121,6 +123,29 @@ async def test_read_that_waits_for_a_commit_ends_when_its_own_time_is_over(tmp_p
         with pytest.raises(OncegateError) as refused:
             await node.reads.reach(consistency, node.machine.commit + 1, 0.5)
         assert refused.value.code in (Code.NOT_READY, Code.TIMEOUT)
+
+
+@pytest.mark.parametrize("own_s", [0.5, None])
+async def test_read_has_one_time_for_all_that_it_waits_for(own_s: float | None) -> None:
+    asked: list[float] = []
+    now_s = asyncio.get_running_loop().time
+
+    class Slow:
+        async def read_index(self, *, timeout_s: float) -> int:
+            asked.append(timeout_s)
+            goes_on_s = now_s() + 0.05
+            while now_s() < goes_on_s:
+                await asyncio.sleep(0.01)
+            return 1
+
+        async def wait_applied(self, index: int, *, timeout_s: float) -> None:
+            asked.append(timeout_s)
+
+    slow: Any = Slow()
+    await Reads(slow, Machine(), slow, slow, answer_s=7.0).reach("linearizable", 0, own_s)
+    for_the_index, for_the_state = asked
+    assert for_the_index <= (own_s or 7.0)
+    assert for_the_state <= (own_s or 7.0) - 0.05
 
 
 async def test_what_a_leader_was_forwarded_and_what_waits_behind_it_end_in_time(

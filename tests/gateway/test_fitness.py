@@ -75,6 +75,15 @@ def test_every_check_has_a_case_and_defaults_have_none() -> None:
     assert list(findings(Settings(), Host())) == [], "what is not known is not held against anybody"
 
 
+@pytest.mark.parametrize("places", [fitness.CONNECTIONS_MIN - 1, fitness.CONNECTIONS_MIN])
+def test_node_starts_with_the_fewest_connections_that_may_be_set_and_with_no_fewer(places: int) -> None:
+    machine = ROOMY._replace(descriptors_max=fitness.DESCRIPTORS_RESERVED + places)
+    found = fitness.descriptors(Settings(), machine)
+    assert found is not None
+    assert found.is_error == (places < SETTINGS["connections_max"].least)
+    assert (f"takes {places} connections" in found.text) != found.is_error
+
+
 @given(st.integers(0, 2**40), st.integers(0, 2**41))
 def test_what_the_disk_check_says_to_set_passes_it(kept: int, size: int) -> None:
     machine = ROOMY._replace(disk_bytes=size, disk_free_bytes=size)

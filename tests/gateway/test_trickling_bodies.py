@@ -113,6 +113,36 @@ async def test_body_of_a_tenant_that_has_few_does_not_give_way_to_those_of_one_t
     assert (budget.receiving, budget.bytes) == (0, 0)
 
 
+class _Pieces(asyncio.Queue[bytes]):
+    """A body whose pieces come when they are put."""
+
+    async def readany(self) -> bytes:
+        return await self.get()
+
+
+@pytest.mark.parametrize("tenants", [("ann", "ann"), ("ann", "bob")])
+async def test_piece_that_comes_in_the_turn_in_which_its_body_gives_way_is_counted_nowhere(
+    tenants: tuple[str, str],
+) -> None:
+    """The older body is refused for the sake of the other, and its next piece is there before it hears of that."""
+    older, other = _Pieces(), _Pieces()
+    budget = BodyBudget(1000, 1000, 600_000)
+    first = asyncio.create_task(budget.receive(older, tenants[0]))
+    older.put_nowait(b"x" * 600)
+    await asyncio.sleep(0)
+    second = asyncio.create_task(budget.receive(other, tenants[1]))
+    await asyncio.sleep(0)
+    other.put_nowait(b"x" * 500)
+    older.put_nowait(b"x" * 100)
+    with pytest.raises(OncegateError) as refused:
+        await first
+    assert refused.value.code is Code.OVERLOADED
+    assert (budget.receiving, budget.bytes) == (1, 500)
+    other.put_nowait(b"")
+    assert await second == b"x" * 500
+    assert (budget.receiving, budget.bytes) == (0, 0)
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.booleans()), max_size=25))
 def test_oldest_body_of_the_tenant_that_has_most_bytes_gives_way_whatever_has_ended(
