@@ -33,6 +33,9 @@ from tests.conftest import Api, each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
 from tests.gateway.logs import apart, told
 from tests.gateway.test_machine_ranges import machine, range_of, single
+from tests.gateway.test_takes import take
+from tests.gateway.test_transactions import put as put_row
+from tests.gateway.test_transactions import transaction
 
 Saying = tuple[int, int, str, int]
 """Entry, sequence number, what was said, commit number."""
@@ -263,3 +266,20 @@ async def test_attempts_at_several_nodes_are_told_with_their_nodes(cluster: Loca
     environment = {"COLUMNS": "200", "PATH": ""}
     printed = await asyncio.to_thread(subprocess.check_output, command, text=True, env=environment)
     assert printed.count("duplicate suppressed") == 2
+
+
+def test_row_that_comes_back_with_its_takers_end_is_told_there_with_the_number_that_wrote_it() -> None:
+    told = Told()
+    told.apply(c.operate(1, 1, 1, [transaction(1, *(put_row("t", f"r/{n}", [0]) for n in range(3)))]))
+    told.apply(c.operate(1, 1, 1, [transaction(2, take(2))]))
+    taken = [key for key, _ in told.machine.tables["t"].rows.items() if key.startswith("x/")]
+    assert len(taken) == 2
+    told.apply(c.CloseSession(1, 1))
+    last = {key: row.version for key, row in told.machine.tables["t"].rows.items()}
+    assert sorted(last) == ["r/0", "r/1", "r/2"]
+    for key in (*last, *taken):
+        search = Search(OfKey("t", key), told.verdicts)
+        found = [m for index, entry in enumerate(told.entries, 1) for m in search.entry(entry, index, 1)]
+        newest = [(m.did.what, m.did.commit) for m in found if isinstance(m, Mention)][-1]
+        came_back = key.replace("x/", "r/")
+        assert newest == (EXECUTED, last[key] if key in last else last[came_back] - 1), key

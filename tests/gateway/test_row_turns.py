@@ -9,6 +9,7 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.node import row_turns as turns_module
 from oncegate.gateway.node.row_turns import RowTurns
 from oncegate.rifl.errors import Code, OncegateError
@@ -136,3 +137,22 @@ async def test_who_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.code is Code.OVERLOADED
     await end(one)
     assert await node.turns.wait("t", "r/", 1, 0.001, "") == 0
+
+
+async def test_each_tenant_waits_as_often_as_its_share_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "WAITING_MAX", 20)
+    node, waiting = Node(), list[asyncio.Task[int]]()
+    of_tenant = dict.fromkeys(("ann", "bob", "cid"), 0)
+    for number, tenant in enumerate(["ann", "bob", "ann", "cid", *["ann", "bob"] * 10, *["cid"] * 5]):
+        has_room = of_tenant[tenant] < share(tenant, 20, sum(of_tenant.values()), of_tenant[tenant])
+        task = asyncio.create_task(node.turns.wait("t", f"{number}/", 1, 60.0, tenant))
+        await asyncio.sleep(0)
+        assert task.done() != has_room, of_tenant
+        if has_room:
+            of_tenant[tenant] += 1
+            waiting.append(task)
+        else:
+            assert isinstance(task.exception(), OncegateError)
+    assert all(of_tenant.values())
+    await end(*waiting)
+    assert node.turns.waiting == 0

@@ -18,6 +18,9 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from tests.live_check.test_order import true_history
 
+PUT = {"op": "put", "table": "t", "key": "r/1", "value": 1}
+TAKE = {"op": "take", "table": "t", "key": "r/", "to": "x/", "count": 1, "bound": True}
+
 
 class _Nobody:
     """No other nodes."""
@@ -144,3 +147,13 @@ async def test_windows_of_a_node_and_the_look_at_all_nodes_find_each_kind_of_ano
         found = (await all_nodes.report()).cluster
         assert found.verdict == ("anomaly" if alarms else "ok")
         assert alarms in found.first_anomaly
+
+
+async def test_rows_may_have_moved_from_the_first_take_on() -> None:
+    """A row that was taken lies elsewhere: no later command makes what is known of all rows whole again."""
+    recorder = WindowRecorder(RowSample(1.0, 7))
+    for writes, moves in (((PUT,), False), ((PUT, TAKE), True), ((PUT,), True)):
+        sent = msgspec.json.encode({"writes": writes})
+        operation = msgspec.structs.replace(request_bodies.transaction(sent, wire.JSON), sequence=1)
+        recorder.watch(c.operate(1, 1, 1, [operation]), asyncio.get_running_loop().create_future())
+        assert recorder.moves == moves
