@@ -173,8 +173,7 @@ class RequestTracker:
         highest = max(firsts, default=0)
         if self._lengths:
             highest = max([highest, *(first + self._forget_length(first) - 1 for first in firsts)])
-        if highest > self._highest:
-            self._highest = highest
+        self._highest = max(self._highest, highest)
         self._advance()
 
     def abandon(self, firsts: Sequence[int]) -> None:

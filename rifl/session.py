@@ -181,9 +181,9 @@ class SessionTable:
             raise OncegateError(Code.SESSION_EXPIRED, detail, outcome=Outcome.NOT_APPLIED)
         if self.is_full(tenant, sessions_max, tenant_sessions_max):
             raise OncegateError(Code.QUOTA, FULL)
-        client_id, never = ClientId(self.next_id), ClusterTimeMs(0)
-        session = SessionRecord(client_id, Epoch(1), nonce, shared_int(lease_ms), shared_int(window), never, (), tenant)
-        session.renew(now_ms)
+        client_id, ends_ms = ClientId(self.next_id), ClusterTimeMs(now_ms + lease_ms)
+        lease_ms, window = shared_int(lease_ms), shared_int(window)
+        session = SessionRecord(client_id, Epoch(1), nonce, lease_ms, window, ends_ms, (), tenant)
         self._enter(session)
         return session, False
 

@@ -11,7 +11,6 @@ KILLED_PERCENT_MIN: Final = 95.0
 """Of all mutants, the listed ones counted as survivors."""
 
 _DOCUMENTED: Final = "tests/gateway/test_limits.py::test_default_is_what_the_table_says"
-_MODEL: Final = "tests/rifl/test_apply_rule_model.py"
 TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/completion.py": (
         "tests/rifl/test_ids.py",
@@ -30,9 +29,13 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "rifl/request_tracker.py": ("tests/rifl/test_request_tracker.py",),
     "rifl/resolve_rule.py": ("tests/rifl/test_resolve_rule.py",),
-    "rifl/result_tracker.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_range_rule.py", _MODEL),
-    "rifl/rule.py": ("tests/rifl/test_rule.py", _MODEL),
-    "rifl/session.py": ("tests/rifl/test_session.py", _MODEL),
+    "rifl/result_tracker.py": (
+        "tests/rifl/test_result_tracker.py",
+        "tests/rifl/test_range_rule.py",
+        "tests/rifl/test_result_tracker_model.py",
+    ),
+    "rifl/rule.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_rule.py"),
+    "rifl/session.py": ("tests/rifl/test_session.py", "tests/rifl/test_session_model.py"),
     "flows/batcher.py": ("tests/flows/test_batcher.py",),
     "flows/cursor.py": ("tests/flows/test_consumers.py", "tests/flows/test_cursor.py"),
     "gateway/machine/tables.py": (

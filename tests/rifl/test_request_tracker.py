@@ -3,139 +3,18 @@ restart."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import RANGE_LENGTH_MAX, WINDOW_MAX
 from oncegate.rifl.request_tracker import RequestTracker
 
 WINDOW = 6
-
-
-class TrackerAgainstModel(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tracker = RequestTracker(window=WINDOW)
-        self.places: dict[int, int] = {}  # first -> length, of all that may still matter
-        self.state: dict[int, str] = {}  # first -> open, complete, abandoned, spent, free
-        self.acknowledged = 0
-        self.recorded = 0
-
-    def first_incomplete(self) -> int:
-        """Smallest number at or above what was acknowledged that is not complete."""
-        waiting = [first for first in self.places if self.state[first] != "complete"]
-        return min(waiting, default=self.top())
-
-    def top(self) -> int:
-        return max([first + length for first, length in self.places.items()], default=self.acknowledged + 1)
-
-    def settle(self) -> None:
-        low = self.first_incomplete()
-        for first in [first for first in self.places if first < low]:
-            self.acknowledged = max(self.acknowledged, first + self.places[first] - 1)
-            del self.places[first], self.state[first]
-
-    def opened(self) -> list[int]:
-        return sorted(first for first, state in self.state.items() if state == "open")
-
-    @rule(count=st.integers(1, WINDOW + 1))
-    def take_singles(self, count: int) -> None:
-        if count > self.tracker.room_for_singles:
-            with pytest.raises(OncegateError) as refused:
-                self.tracker.take_singles(count)
-            assert refused.value.code is Code.WINDOW_FULL
-            return
-        top = self.top()
-        numbers = list(self.tracker.take_singles(count))
-        assert numbers == sorted(set(numbers))
-        assert len(numbers) == count
-        for number in numbers:
-            assert self.state.get(number, "free") == "free"
-            assert number in self.state or number >= top
-            self.places[number], self.state[number] = 1, "open"
-
-    @rule(length=st.integers(1, 20))
-    def take_range(self, length: int) -> None:
-        if not self.tracker.room_for_range:
-            with pytest.raises(OncegateError):
-                self.tracker.take_range(length)
-            return
-        top = self.top()
-        first = self.tracker.take_range(length)
-        assert first == top
-        self.places[first], self.state[first] = length, "open"
-
-    @precondition(lambda self: self.opened())
-    @rule(data=st.data())
-    def complete(self, data: st.DataObject) -> None:
-        firsts = data.draw(st.lists(st.sampled_from(self.opened()), unique=True, min_size=1))
-        self.tracker.complete(firsts)
-        for first in firsts:
-            self.state[first] = "complete"
-            self.recorded = max(self.recorded, first + self.places[first] - 1)
-        self.settle()
-
-    @precondition(lambda self: self.opened())
-    @rule(data=st.data())
-    def abandon(self, data: st.DataObject) -> None:
-        first = data.draw(st.sampled_from(self.opened()))
-        self.tracker.abandon([first])
-        self.state[first] = "abandoned"
-
-    @precondition(lambda self: any(state in ("open", "abandoned") for state in self.state.values()))
-    @rule(data=st.data(), recorded=st.booleans())
-    def spend(self, data: st.DataObject, recorded: bool) -> None:
-        may = sorted(first for first, state in self.state.items() if state in ("open", "abandoned"))
-        first = data.draw(st.sampled_from(may))
-        self.tracker.spend([first], recorded=recorded)
-        self.state[first] = "spent"
-        if recorded:
-            self.recorded = max(self.recorded, first + self.places[first] - 1)
-
-    @precondition(lambda self: self.opened())
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        first = data.draw(st.sampled_from(self.opened()))
-        self.tracker.release([first])
-        if first == max(self.places):
-            del self.places[first], self.state[first]
-            self.acknowledged = max(self.acknowledged, first - 1) if not self.places else self.acknowledged
-        else:
-            self.state[first] = "free" if self.places[first] == 1 else "spent"
-
-    @rule(told_full=st.booleans())
-    def make_room(self, told_full: bool) -> None:
-        self.tracker.make_room(told_full=told_full)
-        low = self.tracker.first_incomplete
-        for first in [first for first in self.places if first < low]:
-            assert self.state[first] in ("spent", "free", "complete"), "an abandoned number is never acknowledged"
-            if self.state[first] != "complete":
-                assert first + self.places[first] <= self.recorded + WINDOW, "the server would refuse this as BAD_ACK"
-            self.state[first] = "complete"
-        self.settle()
-
-    @invariant()
-    def first_incomplete_agrees(self) -> None:
-        assert self.tracker.first_incomplete == self.first_incomplete()
-
-    @invariant()
-    def places_never_exceed_the_window(self) -> None:
-        assert len(self.places) <= WINDOW
-        assert self.tracker.room_for_range == (len(self.places) < WINDOW)
-
-    @invariant()
-    def a_fresh_single_is_always_inside_the_servers_window(self) -> None:
-        free = sum(1 for state in self.state.values() if state == "free")
-        fresh = self.tracker.room_for_singles - free
-        numbers = sum(1 if self.state[first] == "complete" else length for first, length in self.places.items())
-        assert fresh == max(0, WINDOW - numbers)
-
-
-TrackerAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-test_tracker_agrees_with_model = TrackerAgainstModel.TestCase
 
 
 def test_range_counts_as_one_place_and_its_length_is_bounded() -> None:
@@ -328,6 +207,19 @@ def test_number_may_be_asked_about_while_its_fate_can_still_become_known() -> No
     assert [tracker.is_abandoned(number) for number in range(7)] == [False, True] + [False] * 5
 
 
+def test_range_that_is_given_back_is_spent_unless_it_is_the_newest_place() -> None:
+    tracker = RequestTracker(window=8)
+    tracker.take_range(3)
+    tracker.take_range(2)
+    tracker.release([1])
+    assert (tracker.first_incomplete, tracker.incomplete, tracker.may_be_asked(1)) == (1, 2, False)
+    tracker.make_room(told_full=True)
+    assert (tracker.first_incomplete, tracker.incomplete) == (4, 1)
+    tracker.release([4])
+    assert tracker.incomplete == 0
+    assert tracker.take_singles(1) == range(4, 5)
+
+
 def test_last_number_of_a_place_is_that_of_its_range() -> None:
     tracker = RequestTracker(window=8)
     tracker.take_singles(1)
@@ -369,3 +261,207 @@ def test_window_has_one_place_at_least_and_no_more_than_its_bound() -> None:
         with pytest.raises(OncegateError) as refused:
             RequestTracker(window=window)
         assert refused.value.code is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+@pytest.mark.parametrize(
+    "tell",
+    [
+        pytest.param(lambda tracker, firsts: tracker.complete(firsts), id="complete"),
+        pytest.param(lambda tracker, firsts: tracker.spend(firsts, recorded=True), id="spend"),
+        pytest.param(lambda tracker, firsts: (tracker.spend(firsts), *map(tracker.settle, firsts)), id="settle"),
+    ],
+)
+def test_room_ends_one_window_above_the_last_number_that_the_server_is_known_to_have(
+    tell: Callable[[RequestTracker, list[int]], object], length: int
+) -> None:
+    tracker = RequestTracker(window=3)
+    tell(tracker, [tracker.take_range(length)] if length else [])
+    for _ in range(5):
+        tracker.spend(tracker.take_singles(tracker.room_for_singles))
+        tracker.make_room()
+    assert tracker.first_incomplete == length + 3
+
+
+class TrackerAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = RequestTracker(window=WINDOW)
+        self.places: dict[int, int] = {}  # first -> length, of all that may still matter
+        self.state: dict[int, str] = {}  # first -> open, complete, abandoned, spent, free
+        self.acknowledged = 0
+        self.recorded = 0
+        self.left_behind = 0  # places that an earlier process has left
+
+    @initialize(
+        resumed=st.booleans(),
+        highest=st.integers(0, 2 * WINDOW),
+        low=st.integers(1, 4 * WINDOW),
+        above=st.sets(st.integers(0, WINDOW - 1)),
+    )
+    def begin(self, resumed: bool, highest: int, low: int, above: set[int]) -> None:
+        """Begin anew, or go on for an earlier process that leaves numbers within one window without results."""
+        if not resumed:
+            return
+        held = sorted(low + offset for offset in above)
+        self.tracker = RequestTracker.resumed(window=WINDOW, highest=highest, held=held)
+        self.recorded = highest
+        last = max([highest, *held])
+        first = min(held, default=last + 1)
+        stands_for_all_below = min(first, highest + WINDOW) if held else first
+        for number in range(stands_for_all_below, last + 1):
+            self.places[number], self.state[number] = 1, "open" if number in held else "complete"
+        if stands_for_all_below < first:
+            self.state[stands_for_all_below] = "free"
+        self.acknowledged = stands_for_all_below - 1
+        self.left_behind = len(self.places)
+
+    def first_incomplete(self) -> int:
+        """Smallest number at or above what was acknowledged that is not complete."""
+        waiting = [first for first in self.places if self.state[first] != "complete"]
+        return min(waiting, default=self.top())
+
+    def top(self) -> int:
+        return max([first + length for first, length in self.places.items()], default=self.acknowledged + 1)
+
+    def settle(self) -> None:
+        low = self.first_incomplete()
+        for first in [first for first in self.places if first < low]:
+            self.acknowledged = max(self.acknowledged, first + self.places[first] - 1)
+            del self.places[first], self.state[first]
+
+    def opened(self) -> list[int]:
+        return sorted(first for first, state in self.state.items() if state == "open")
+
+    def room_for_singles(self) -> int:
+        """Count as the server does, which may not have seen a range yet: each of its numbers takes a place."""
+        numbers = sum(1 if self.state[first] == "complete" else length for first, length in self.places.items())
+        free = sum(1 for state in self.state.values() if state == "free")
+        return max(0, WINDOW - numbers) + free
+
+    @rule(count=st.integers(1, WINDOW + 1))
+    def take_singles(self, count: int) -> None:
+        if count > self.tracker.room_for_singles:
+            with pytest.raises(OncegateError) as refused:
+                self.tracker.take_singles(count)
+            assert refused.value.code is Code.WINDOW_FULL
+            return
+        top = self.top()
+        numbers = list(self.tracker.take_singles(count))
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == count
+        for number in numbers:
+            assert self.state.get(number, "free") == "free"
+            assert number in self.state or number >= top
+            self.places[number], self.state[number] = 1, "open"
+
+    @rule(length=st.integers(1, 20))
+    def take_range(self, length: int) -> None:
+        if not self.tracker.room_for_range:
+            with pytest.raises(OncegateError):
+                self.tracker.take_range(length)
+            return
+        top = self.top()
+        first = self.tracker.take_range(length)
+        assert first == top
+        self.places[first], self.state[first] = length, "open"
+
+    @precondition(lambda self: self.opened())
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        firsts = data.draw(st.lists(st.sampled_from(self.opened()), unique=True))
+        self.tracker.complete(firsts)
+        for first in firsts:
+            self.state[first] = "complete"
+            self.recorded = max(self.recorded, first + self.places[first] - 1)
+        self.settle()
+
+    @precondition(lambda self: self.opened())
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        first = data.draw(st.sampled_from(self.opened()))
+        self.tracker.abandon([first])
+        self.state[first] = "abandoned"
+
+    @precondition(lambda self: any(state in ("open", "abandoned") for state in self.state.values()))
+    @rule(data=st.data(), recorded=st.booleans())
+    def spend(self, data: st.DataObject, recorded: bool) -> None:
+        may = sorted(first for first, state in self.state.items() if state in ("open", "abandoned"))
+        first = data.draw(st.sampled_from(may))
+        self.tracker.spend([first], recorded=recorded)
+        self.state[first] = "spent"
+        if recorded:
+            self.recorded = max(self.recorded, first + self.places[first] - 1)
+
+    @precondition(lambda self: self.opened())
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        firsts = data.draw(st.lists(st.sampled_from(self.opened()), unique=True))
+        self.tracker.release(firsts)
+        for first in sorted(firsts, reverse=True):
+            if first == max(self.places):
+                del self.places[first], self.state[first]
+                self.acknowledged = max(self.acknowledged, first - 1) if not self.places else self.acknowledged
+            else:
+                self.state[first] = "free" if self.places[first] == 1 else "spent"
+
+    @rule(data=st.data())
+    def settle_doubt(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(1, self.top()) | st.sampled_from([1, *self.places]))
+        doubted = self.state.get(first) in ("abandoned", "spent")
+        assert self.tracker.settle(first) == doubted
+        if doubted:
+            self.state[first] = "complete"
+            self.recorded = max(self.recorded, first + self.places[first] - 1)
+            self.settle()
+
+    @rule(data=st.data())
+    def reopen(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(1, self.top()) | st.sampled_from([1, *self.places]))
+        abandoned = self.state.get(first) == "abandoned"
+        assert self.tracker.reopen(first) == abandoned
+        if abandoned:
+            self.state[first] = "open"
+
+    @rule(singles=st.none() | st.integers(0, WINDOW + 1), told_full=st.booleans())
+    def make_room(self, singles: int | None, told_full: bool) -> None:
+        """The oldest place goes while there is no room, or once if told so: if spent or free, and never a BAD_ACK."""
+        if singles is None:
+            self.tracker.make_room(told_full=told_full)
+        else:
+            self.tracker.make_room(singles, told_full=told_full)
+        wanted = 1 if singles is None else singles
+        while self.places and (told_full or len(self.places) >= WINDOW or self.room_for_singles() < wanted):
+            first = min(self.places)
+            if self.state[first] not in ("spent", "free") or first + self.places[first] > self.recorded + WINDOW:
+                break
+            self.state[first] = "complete"
+            self.settle()
+            told_full = False
+
+    @invariant()
+    def first_incomplete_agrees(self) -> None:
+        assert self.tracker.first_incomplete == self.first_incomplete()
+
+    @invariant()
+    def places_never_exceed_the_window(self) -> None:
+        assert len(self.places) <= max(WINDOW, self.left_behind)
+        assert self.tracker.room_for_range == (len(self.places) < WINDOW)
+
+    @invariant()
+    def a_fresh_single_is_always_inside_the_servers_window(self) -> None:
+        assert self.tracker.room_for_singles == self.room_for_singles()
+
+    @invariant()
+    def each_number_is_told_to_be_what_it_is(self) -> None:
+        assert self.tracker.incomplete == sum(state != "complete" for state in self.state.values())
+        for first, state in self.state.items():
+            assert self.tracker.has_given(first) == (state != "free")
+            assert self.tracker.is_abandoned(first) == (state == "abandoned")
+            assert self.tracker.may_be_asked(first) == (state in ("open", "abandoned"))
+            assert state == "complete" or self.tracker.last_of(first) == first + self.places[first] - 1
+        assert not self.tracker.has_given(self.top())
+
+
+TrackerAgainstModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+test_tracker_agrees_with_model = TrackerAgainstModel.TestCase

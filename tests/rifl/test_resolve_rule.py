@@ -18,6 +18,7 @@ WINDOW = 4
 
 def test_fates_have_the_names_that_clients_know() -> None:
     assert [fate.value for fate in Fate] == ["executed", "sealed", "never_seen", "acknowledged", "expired"]
+    assert ResolveVerdict(Fate.SEALED).record is None
 
 
 def tracked(records: set[int], ranges: bool, first_incomplete: int) -> ResultTracker:

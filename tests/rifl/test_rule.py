@@ -12,7 +12,7 @@ import pytest
 
 from oncegate.rifl import result_tracker, rule
 from oncegate.rifl.completion import SEALED_COMMIT, CompletionRecord, RangeRecord
-from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.errors import REGISTRY, Code, InvariantViolation
 from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range, decide_range_without_session
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import (
@@ -35,6 +35,7 @@ from oncegate.rifl.rule import (
 )
 
 STANDINGS = (Standing.LIVE, Standing.ENDED, Standing.FENCED)
+CLIENT = 7
 OTHER = 99
 """A fingerprint that is no sequence number: that of another payload."""
 
@@ -96,12 +97,12 @@ def test_request_is_decided_as_the_table_says_of_each_operation_after_the_one_be
     for ack, sequences in product((1, 2, 4), requests):
         for fast, slow in zip(trackers(2), trackers(2), strict=True):
             operations = [Op(sequence, sequence) for sequence in sequences]
-            told, accepted = decide_each(fast, operations, ack, stand, execute, 1, "")
+            told, accepted = decide_each(fast, operations, ack, stand, execute, CLIENT, "trace")
             expected: list[OpVerdict] = []
             for operation in operations:
                 verdict = decide_by_table(Case(operation.sequence, ack, operation.fingerprint, stand, slow))
                 if verdict is EXECUTE:
-                    expected.append(Applied(operation.sequence, execute(1, slow, operation, "")))
+                    expected.append(Applied(operation.sequence, execute(CLIENT, slow, operation, "trace")))
                 elif isinstance(verdict, Replay):
                     expected.append(Replayed(operation.sequence, verdict.record))
                 else:
@@ -110,9 +111,48 @@ def test_request_is_decided_as_the_table_says_of_each_operation_after_the_one_be
             assert accepted == sum(not isinstance(verdict, Rejected) for verdict in expected)
 
 
-def execute(_: int, tracker: ResultTracker, operation: Op, traceparent: str) -> CompletionRecord:
+def execute(client: int, tracker: ResultTracker, operation: Op, traceparent: str) -> CompletionRecord:
     """Record an operation, with a result so large that two of them use up a session's bytes."""
+    assert client == CLIENT
     return tracker.record(operation.sequence, operation.fingerprint, 100 + operation.sequence, Bytes(9), traceparent)
+
+
+def execute_or_refuse(client: int, tracker: ResultTracker, operation: Op, traceparent: str) -> CompletionRecord | Code:
+    """Of three numbers in a row, one is refused for now, one for good, and one is recorded."""
+    refused = (None, Code.QUOTA, Code.NOT_FOUND)[operation.sequence % 3]
+    return refused or execute(client, tracker, operation, traceparent)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("stand", STANDINGS)
+def test_in_order_nothing_new_is_executed_behind_an_operation_that_is_refused_for_now(
+    stand: Standing, in_order: bool
+) -> None:
+    requests = [*product(range(2, 7), repeat=2), (3, 4, 5, 6), (6, 2, 5, 3), (5, 2, 4, 3), (9, 3, 2)]
+    for ack, sequences, other in product((1, 3), requests, (False, True)):
+        for fast, slow in zip(trackers(2), trackers(2), strict=True):
+            operations = [Op(s, OTHER if other and at else s) for at, s in enumerate(sequences)]
+            told, accepted = decide_each(fast, operations, ack, stand, execute_or_refuse, CLIENT, "", in_order=in_order)
+            expected: list[OpVerdict] = []
+            waits = False
+            for operation in operations:
+                verdict = decide_by_table(Case(operation.sequence, ack, operation.fingerprint, stand, slow))
+                if verdict is EXECUTE and waits:
+                    verdict = Refusal.BEHIND
+                elif verdict is EXECUTE:
+                    done = execute_or_refuse(CLIENT, slow, operation, "")
+                    if isinstance(done, CompletionRecord):
+                        expected.append(Applied(operation.sequence, done))
+                        continue
+                    verdict = Refusal(done)
+                if isinstance(verdict, Replay):
+                    expected.append(Replayed(operation.sequence, verdict.record))
+                    continue
+                assert isinstance(verdict, Refusal)
+                waits = waits or (in_order and REGISTRY[verdict.code].retryable)
+                expected.append(Rejected(operation.sequence, verdict))
+            assert told == expected
+            assert accepted == sum(not isinstance(verdict, Rejected) for verdict in expected)
 
 
 def by_table(tracker: ResultTracker, prints: dict[int, int], ack: int, stand: Standing) -> list[Verdict]:
@@ -250,6 +290,30 @@ def test_a_run_is_executed_at_once_only_where_the_table_executes_each_of_its_ope
     assert bool(at_once) == (stand is Standing.LIVE)
 
 
+def test_what_numbers_alone_prove_to_be_new_is_executed_without_a_look_at_a_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both quick ways are taken wherever they may be: above all that is recorded, and as near as the window is wide."""
+    looks: list[int] = []
+
+    def looking(tracker: ResultTracker, sequence: int, ack: int, print_: int, stand: Standing) -> Verdict:
+        looks.append(sequence)
+        return decide(tracker, sequence, ack, print_, stand)
+
+    monkeypatch.setattr(rule, "decide", looking)
+    for first, count, ack, stand in product(range(1, 8), (1, 2, 3), (1, 2, 3, 4, 5), STANDINGS):
+        for tracker in trackers(3):
+            base = max(ack, tracker.first_incomplete)
+            numbers = range(first, first + count)
+            new = all(tracker.highest < s < base + tracker.window for s in numbers) and base <= tracker.highest + 1
+            quick = stand is Standing.LIVE and new and tracker.bytes <= rule.RECORD_BYTES_MAX
+            assert is_new_run(tracker, first, count, ack, stand) == quick, (tracker, first, count, ack)
+            if count == 1:
+                looks.clear()
+                decide_each(tracker, [Op(first, first)], ack, stand, execute, CLIENT, "")
+                assert bool(looks) != quick, (tracker, first, ack)
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_operations_above_all_that_is_known_and_inside_the_window_are_executed_at_once(plain: bool) -> None:
     tracker = ResultTracker(window=4)
@@ -262,6 +326,12 @@ def test_operations_above_all_that_is_known_and_inside_the_window_are_executed_a
     assert is_new_run(tracker, 2, 3, 1, Standing.LIVE)
     assert is_new_run(tracker, 2, 4, 2, Standing.LIVE)
     assert not is_new_run(tracker, 1, 2, 1, Standing.LIVE)
+
+
+def test_table_in_the_documents_has_a_row_for_each_condition_in_its_order() -> None:
+    lines = rule.table_as_markdown()
+    assert "\n".join(["", *lines, ""]) in (Path(__file__).parents[2] / "docs" / "SEMANTICS.md").read_text()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {number}" for number in range(1, len(RULE) + 1)]
 
 
 def test_every_condition_decides_some_case() -> None:

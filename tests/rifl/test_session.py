@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from oncegate.rifl import session as session_module
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError, Outcome
 from oncegate.rifl.ids import ClusterTimeMs
 from oncegate.rifl.lease import BUCKET_MS, GONE_KEPT
-from oncegate.rifl.session import SessionRecord, SessionTable
+from oncegate.rifl.session import SessionRecord, SessionTable, shared_int
 
 
 def refusal(call: object, *args: object) -> Code:
@@ -257,6 +258,7 @@ def test_list_shows_a_tenants_own_sessions_and_looks_at_a_bounded_number(monkeyp
 def test_bounds_that_clients_and_other_builds_rely_on() -> None:
     assert (session_module.CLOSED_MAX, session_module.LOOKS_MAX, session_module.NONCES_MAX) == (4_096, 10_000, 16)
     assert (session_module.SESSIONS_MAX, session_module.NONCE_LENGTH_MAX) == (2_000_000, 64)
+    assert session_module._SHARED_INTS_MAX == 1_024
 
 
 def test_earlier_owners_are_known_up_to_a_bound_the_latest_longest() -> None:
@@ -327,3 +329,50 @@ def test_page_ends_where_its_tenant_has_no_more_and_shows_who_is_wanted() -> Non
     found, after = table.page("", 0, 2, lambda one: one.window % 2 == 1)
     assert ([one.client_id for one in found], after) == ([1, 3], 3)
     assert table.page("", 0, 3, lambda one: one.window % 2 == 1)[1] is None
+
+
+def test_equal_terms_are_one_int_in_memory_within_a_bound_and_any_other_term_is_kept_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "_shared_ints", shared := {})
+    monkeypatch.setattr(session_module, "_SHARED_INTS_MAX", 3)
+    table = SessionTable()
+    for number in range(6):
+        table.open(f"n{number}", int("86400000"), int("4096"), 0)
+        table.put_back(SessionRecord(100 * (number + 1), 1, f"back{number}", int("86400000"), int("4096"), 9))
+    assert len({id(session.lease_ms) for session in table}) == len({id(session.window) for session in table}) == 1
+    numbers = range(100_000, 100_009)
+    assert [shared_int(number) for number in numbers] == list(numbers)
+    assert list(shared) == [86_400_000, 4_096, 100_000]
+
+
+def test_saved_form_of_a_session_is_a_list_and_an_older_one_without_its_end_is_read() -> None:
+    session = SessionRecord(7, 2, "new", 1_000, 8, 5_000, ("n",), "ann")
+    assert msgspec.to_builtins(session) == [7, 2, "new", 1_000, 8, 5_000, ("n",), "ann"]
+    older = msgspec.convert([7, 2, "new", 1_000, 8, 5_000], SessionRecord)
+    assert (older.former, older.tenant) == ((), "")
+
+
+def test_refusal_says_why_in_words_that_help() -> None:
+    table, client = opened()
+    with pytest.raises(OncegateError, match="as many sessions as it may"):
+        table.open("other", 1_000, 8, 0, sessions_max=1)
+    table.remember_closed(client, 0)
+    table.close(client)
+    with pytest.raises(OncegateError, match="a new one needs another nonce"):
+        table.open("n", 1_000, 8, 0)
+    with pytest.raises(InvariantViolation, match="client id 1 would be given out again, 1 was already"):
+        table.skip_to(1)
+
+
+def test_table_is_behind_while_more_leases_have_ended_than_one_look_finds() -> None:
+    table = SessionTable()
+    for number in range(3):
+        table.open(f"n{number}", 1_000, 8, 0)
+    assert not table.is_behind(1_000)
+    behind: list[bool] = []
+    for _ in range(3):
+        for client in table.expired(5_000, limit=1):
+            table.reap(client, 5_000)
+        behind.append(table.is_behind(5_000))
+    assert behind == [True, True, False]

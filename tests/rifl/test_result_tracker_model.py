@@ -1,0 +1,267 @@
+"""A tracker against a dumb dictionary, sequence number to what was done: all it tells, and what it does not take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from oncegate.rifl import result_tracker as tracker_module
+from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
+from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.ids import WINDOW_DEFAULT
+from oncegate.rifl.result_tracker import RECORD_BYTES_MAX, ResultTracker
+from tests.rifl.apply_rule import places
+
+BYTES_MAX = 30
+NUMBERS = range(-1, 30)
+
+sizes = st.none() | st.integers(0, 12)
+commits = st.sampled_from([0, *[50] * 9])
+prints_missing = st.sampled_from([1, *[0] * 9])
+lengths = st.sampled_from([0, *[1, 2, 3] * 3])
+
+
+class Bytes(NamedTuple):
+    """A result of a given size."""
+
+    size: int
+
+
+class Done(NamedTuple):
+    """What the model knows of an operation; those of a range came together, and so did those of a run."""
+
+    record: CompletionRecord
+    bytes: int
+    together: object
+    kind: str
+
+
+class TrackerAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self._bound = mock.patch.object(tracker_module, "RECORD_BYTES_MAX", BYTES_MAX)
+        self._bound.start()
+        self.tracker = ResultTracker()
+        self.window = WINDOW_DEFAULT
+        self.done: dict[int, Done] = {}
+        self.first_incomplete = 1
+        self.highest = 0
+        self.sent = 0
+
+    def teardown(self) -> None:
+        self._bound.stop()
+
+    @initialize(window=st.integers(1, 6))
+    def begin(self, window: int) -> None:
+        self.window = window
+        self.tracker = ResultTracker(window=window)
+
+    def may(self, first: int, last: int) -> bool:
+        return first >= max(1, self.first_incomplete) and not any(s in self.done for s in range(first, last + 1))
+
+    def _print(self) -> int:
+        self.sent += 1
+        return self.sent << 56 | self.sent
+
+    @rule(offset=st.integers(-2, 9), size=sizes, commit=commits, traceparent=st.sampled_from(["", "trace"]))
+    def record(self, offset: int, size: int | None, commit: int, traceparent: str) -> None:
+        sequence, print_ = self.first_incomplete + offset, self._print()
+        result = None if size is None else Bytes(size)
+        if not self.may(sequence, sequence) or commit < 1:
+            with pytest.raises(InvariantViolation):
+                self.tracker.record(sequence, print_, commit, result, traceparent)
+            return
+        expected = CompletionRecord(print_, commit, result, traceparent)
+        assert self.tracker.record(sequence, print_, commit, result, traceparent) == expected
+        self.done[sequence] = Done(expected, size or 0, object(), "single")
+        self.highest = max(self.highest, sequence)
+
+    @rule(offset=st.integers(-2, 9))
+    def seal(self, offset: int) -> None:
+        sequence = self.first_incomplete + offset
+        if not self.may(sequence, sequence):
+            with pytest.raises(InvariantViolation):
+                self.tracker.seal(sequence)
+            return
+        self.tracker.seal(sequence)
+        self.done[sequence] = Done(CompletionRecord(0, 0), 0, object(), "single")
+        self.highest = max(self.highest, sequence)
+
+    @rule(
+        offset=st.integers(-2, 9),
+        length=lengths,
+        commit=commits,
+        missing=prints_missing,
+        traceparent=st.sampled_from(["", "trace"]),
+    )
+    def record_range(self, offset: int, length: int, commit: int, missing: int, traceparent: str) -> None:
+        first = self.first_incomplete + offset
+        prints = [self._print() for _ in range(length)]
+        part = _part(first, prints[missing:], commit, traceparent, length)
+        if not self.may(first, first + length - 1) or commit < 1 or missing or not length:
+            with pytest.raises(InvariantViolation):
+                self.tracker.record_range(part)
+            return
+        self.tracker.record_range(part)
+        self._add(first, prints, commit, traceparent, "range", FINGERPRINT_BYTES)
+
+    @rule(
+        ahead=st.sampled_from([-1, 0, *[1, 2, 3] * 3]),
+        length=lengths,
+        commit=commits,
+        missing=prints_missing,
+        traceparent=st.sampled_from(["", "trace"]),
+    )
+    def record_run(self, ahead: int, length: int, commit: int, missing: int, traceparent: str) -> None:
+        first = self.highest + ahead
+        prints = [self._print() for _ in range(length)]
+        part = _part(first, prints[missing:], commit, traceparent, length)
+        if first <= self.highest or first < self.first_incomplete or commit < 1 or missing or not length:
+            with pytest.raises(InvariantViolation):
+                self.tracker.record_run(part)
+            return
+        self.tracker.record_run(part)
+        self._add(first, prints, commit, traceparent, "run", 0)
+
+    def _add(self, first: int, prints: list[int], commit: int, traceparent: str, kind: str, size: int) -> None:
+        together = object()
+        for at, print_ in enumerate(prints):
+            record = CompletionRecord(print_, commit + at, None, traceparent)
+            self.done[first + at] = Done(record, size, together if kind == "range" else object(), kind)
+        self.highest = max(self.highest, first + len(prints) - 1)
+
+    @rule(offset=st.integers(-1, 12), through=st.booleans())
+    def acknowledge(self, offset: int, through: bool) -> None:
+        """Mostly of some of what is recorded; ``through``: of all of it, and of what may be."""
+        first_incomplete = self.highest + offset if through else self.first_incomplete + offset
+        self.tracker.acknowledge(first_incomplete)
+        if self.first_incomplete < first_incomplete <= self.highest + self.window:
+            self.first_incomplete = first_incomplete
+            self.done = {s: done for s, done in self.done.items() if s >= first_incomplete}
+
+    @rule()
+    def restore(self) -> None:
+        one = self.tracker
+        self.tracker = ResultTracker.restore(
+            one.window, one.first_incomplete, one.highest, dict(one.kept_singly), list(one.ranges), list(one.runs)
+        )
+
+    def parts(self, kind: str) -> list[RangeRecord]:
+        """What is left of ranges, ascending."""
+        found: dict[object, list[int]] = {}
+        for sequence in sorted(s for s, done in self.done.items() if done.kind == kind):
+            found.setdefault(self.done[sequence].together, []).append(sequence)
+        return [
+            _part(
+                numbers[0],
+                [self.done[s].record.fingerprint for s in numbers],
+                self.done[numbers[0]].record.commit,
+                self.done[numbers[0]].record.traceparent,
+                len(numbers),
+            )
+            for numbers in found.values()
+        ]
+
+    @invariant()
+    def both_know_the_same(self) -> None:
+        tracker = self.tracker
+        singly = {s: done.record for s, done in self.done.items() if done.kind != "range"}
+        assert dict(tracker.records) == singly
+        assert tracker.records_count == len(singly)
+        assert dict(tracker.kept_singly) == {s: d.record for s, d in self.done.items() if d.kind == "single"}
+        assert tracker.ranges == self.parts("range")
+        numbers = [number for run in tracker.runs for number in range(run.first, run.last + 1)]
+        assert numbers == sorted(s for s, done in self.done.items() if done.kind == "run")
+        assert tracker.bytes == sum(done.bytes for done in self.done.values())
+        parts = list(tracker.ranges)
+        assert tracker.dump() == [self.window, self.first_incomplete, self.highest, sorted(singly.items()), parts]
+        assert [tracker.find(s) for s in NUMBERS] == [self.done[s].record if s in self.done else None for s in NUMBERS]
+
+    @invariant()
+    def nothing_is_held_for_what_is_not_there(self) -> None:
+        tracker = self.tracker
+        held = (tracker._records is not None, tracker._ranges is not None, tracker._runs is not None)
+        assert held == tuple(
+            any(done.kind == kind for done in self.done.values()) for kind in ("single", "range", "run")
+        )
+
+    @rule(after=st.integers(0, 12), limit=st.integers(0, 5))
+    def list_open_requests(self, after: int, limit: int) -> None:
+        expected: list[tuple[int, int, object]] = []
+        parts = {part.first: part for part in self.parts("range")}
+        sequence = self.first_incomplete
+        while sequence <= self.highest:
+            first, what = sequence, self.done.get(sequence)
+            if what is None:
+                while sequence + 1 not in self.done and sequence < self.highest:
+                    sequence += 1
+                expected.append((first, sequence, None))
+            elif what.kind == "range":
+                sequence = parts[first].last
+                expected.append((first, sequence, parts[first]))
+            else:
+                expected.append((first, first, what.record))
+            sequence += 1
+        expected = [each for each in expected if each[1] > after]
+        assert self.tracker.open_requests(after, limit) == expected[:limit]
+
+    @rule(low=st.integers(0, 12), length=st.integers(0, 16), unit=st.sampled_from([1, 2, 3]))
+    def count_places(self, low: int, length: int, unit: int) -> None:
+        base, sequence = self.first_incomplete + low, self.first_incomplete + low + length
+        known = {s: (0, 0, done.together) for s, done in self.done.items()}
+        assert self.tracker.places(sequence, base, unit) == places(known, base, sequence, unit)
+        assert self.tracker.has_gap(base, sequence) == any(s not in self.done for s in range(base, sequence))
+        assert self.tracker.held(base) == len({done.together for s, done in self.done.items() if s >= base})
+
+    @rule(ack=st.integers(0, 14))
+    def weigh(self, ack: int) -> None:
+        left = sum(done.bytes for s, done in self.done.items() if s >= self.first_incomplete + ack)
+        assert self.tracker.is_over_bytes(self.first_incomplete + ack) == (left > BYTES_MAX)
+
+
+def _part(first: int, prints: list[int], commit: int, traceparent: str, length: int) -> RangeRecord:
+    column = b"".join(print_.to_bytes(FINGERPRINT_BYTES, "big") for print_ in prints)
+    return RangeRecord(first, first + length - 1, commit, column, traceparent)
+
+
+part = st.tuples(st.integers(0, 9), st.integers(-1, 2)).map(lambda part: (part[0], part[0] + part[1]))
+small_parts = st.lists(part, max_size=2) | st.lists(part, max_size=3).map(sorted)
+
+
+@given(st.integers(0, 5), st.integers(0, 9), st.sets(st.integers(0, 9), max_size=3), small_parts, small_parts)
+def test_saved_tracker_is_taken_exactly_if_what_it_holds_is_in_order_and_inside_its_bounds(
+    first_incomplete: int, highest: int, records: set[int], ranges: list[tuple[int, int]], runs: list[tuple[int, int]]
+) -> None:
+    def fit(parts: list[tuple[int, int]]) -> bool:
+        ends = [max(1, first_incomplete) - 1, *(last for _, last in parts)]
+        return ends[-1] <= max(highest, ends[0]) and all(
+            end < first <= last for end, (first, last) in zip(ends, parts, strict=False)
+        )
+
+    kept = {sequence: CompletionRecord(sequence, 1) for sequence in records}
+    made = [
+        [_part(first, [1] * (last - first + 1), 1, "", last - first + 1) for first, last in p] for p in (ranges, runs)
+    ]
+    if fit(ranges) and fit(runs) and all(first_incomplete <= sequence <= highest for sequence in records):
+        tracker = ResultTracker.restore(4, first_incomplete, highest, kept, *made)
+        assert (tracker.window, tracker.first_incomplete, tracker.highest) == (4, first_incomplete, highest)
+        assert (tracker.kept_singly, tracker.ranges, tracker.runs) == (kept, *made)
+        assert tracker.bytes == sum(len(part.fingerprints) for part in made[0])
+    else:
+        with pytest.raises(InvariantViolation):
+            ResultTracker.restore(4, first_incomplete, highest, kept, *made)
+
+
+def test_tracker_begins_with_nothing_and_its_bound_is_what_the_table_says() -> None:
+    assert ResultTracker().dump() == [WINDOW_DEFAULT, 1, 0, [], []]
+    assert ResultTracker().bytes == 0
+    assert RECORD_BYTES_MAX == 16 * 2**20
+
+
+TrackerAgainstModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+test_tracker_agrees_with_model = TrackerAgainstModel.TestCase
