@@ -263,5 +263,5 @@ def test_tracker_begins_with_nothing_and_its_bound_is_what_the_table_says() -> N
     assert RECORD_BYTES_MAX == 16 * 2**20
 
 
-TrackerAgainstModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TrackerAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_tracker_agrees_with_model = TrackerAgainstModel.TestCase

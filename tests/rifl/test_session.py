@@ -261,16 +261,18 @@ def test_bounds_that_clients_and_other_builds_rely_on() -> None:
     assert session_module._SHARED_INTS_MAX == 1_024
 
 
-def test_earlier_owners_are_known_up_to_a_bound_the_latest_longest() -> None:
-    table, client = opened("n0")
+@pytest.mark.parametrize("tenant", ["", "ann"])
+def test_earlier_owners_are_known_up_to_a_bound_the_latest_longest(tenant: str) -> None:
+    table = SessionTable()
+    client = table.open("n0", 1_000, 8, 0, tenant)[0].client_id
     for number in range(1, 18):
         assert table.take_over(client, f"n{number}", 0).epoch == number + 1
     session = table.get(client)
     assert session is not None
     assert session.former == tuple(f"n{number}" for number in range(1, 17))
-    assert (table.of_nonce("n0"), table.of_nonce("n1"), table.of_nonce("n17")) == (None, client, client)
+    assert [table.of_nonce(nonce, tenant) for nonce in ("n0", "n1", "n17")] == [None, client, client]
     assert refusal(table.take_over, client, "n1", 0) is Code.FENCED
-    assert refusal(table.open, "n16", 1_000, 8, 0) is Code.FENCED
+    assert refusal(table.open, "n16", 1_000, 8, 0, tenant) is Code.FENCED
     assert table.take_over(client, "n0", 0).epoch == 19, "it is forgotten, so it is somebody new"
 
 
@@ -344,6 +346,7 @@ def test_equal_terms_are_one_int_in_memory_within_a_bound_and_any_other_term_is_
     numbers = range(100_000, 100_009)
     assert [shared_int(number) for number in numbers] == list(numbers)
     assert list(shared) == [86_400_000, 4_096, 100_000]
+    assert shared_int(int("86400000")) is table.live(1, None, 0).lease_ms, "also once no other is taken in"
 
 
 def test_saved_form_of_a_session_is_a_list_and_an_older_one_without_its_end_is_read() -> None:
@@ -376,3 +379,25 @@ def test_table_is_behind_while_more_leases_have_ended_than_one_look_finds() -> N
             table.reap(client, 5_000)
         behind.append(table.is_behind(5_000))
     assert behind == [True, True, False]
+
+
+def test_the_last_millisecond_of_a_lease_belongs_to_it_and_that_of_a_refusal_to_the_refusal() -> None:
+    table, client = opened()
+    assert table.open("n", 1_000, 8, 1_000)[0].ends_ms == 2_000
+    assert table.open("n", 1_000, 8, 2_001)[0].ends_ms == 2_000, "an ended lease is not revived"
+    assert not table.reap(client, 2_000)
+    other = table.open("other", 1_000, 8, 2_000)[0].client_id
+    table.remember_closed(client, 1_000)
+    table.close(client)
+    table.remember_closed(other, 2_000)
+    assert list(table.closed) == ["n", "other"]
+    assert refusal(table.open, "n", 1_000, 8, 2_000) is Code.SESSION_EXPIRED
+
+
+def test_take_over_asks_for_the_nonce_in_the_tenant_of_the_session() -> None:
+    table = SessionTable()
+    mine = [table.open(nonce, 1_000, 8, 0, "ann")[0].client_id for nonce in ("a", "b")]
+    table.open("c", 1_000, 8, 0)
+    assert refusal(table.take_over, mine[0], "b", 0) is Code.CONFLICT
+    assert table.take_over(mine[0], "c", 0).epoch == 2
+    assert [table.of_nonce("c", tenant) for tenant in ("ann", "")] == [mine[0], 3]
