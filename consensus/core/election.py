@@ -96,7 +96,7 @@ class Election:
         self.deadline = min(self.deadline, now + self._between(self._fast_s))
 
     def begin(self, now: float) -> int:
-        """The deadline has passed: start a pre-vote; returns its attempt number."""
+        """The deadline has passed: start a pre-vote; returns its attempt number, counted from 1."""
         self._attempt += 1
         self._granted = set()
         # A pre-vote disturbs nobody, so asking again need not wait for the long time-out: the others may just not
@@ -128,7 +128,7 @@ class Election:
         if mine.leader_reachable and now - self._contact_at < self._timeout_s[0]:
             return False
         granted = (request.last_term, request.last_index) >= (mine.last_term, mine.last_index)
-        if granted and self._gave_way.get(candidate, -1) < request.term:
+        if granted and self._gave_way.get(candidate, 0) < request.term:
             # Its election is about to come: ours would only split the votes. But it may not be able to win, and ask
             # again and again. So this node waits for each candidate once a term. Of five voters A is dead, and
             #

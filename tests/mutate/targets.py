@@ -82,7 +82,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/http/admission/desk.py": ("tests/gateway/test_desk.py",),
     "gateway/http/admission/usage.py": ("tests/gateway/test_usage.py",),
     "gateway/http/hot/routes.py": ("tests/gateway/test_hot_routes.py",),
-    "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_staged_cluster.py"),
+    "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_election_model.py"),
     "consensus/core/progress.py": ("tests/consensus/test_progress.py",),
     "consensus/core/replication.py": ("tests/consensus/test_repairs.py", "tests/consensus/test_replica.py"),
 }
