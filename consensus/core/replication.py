@@ -8,6 +8,7 @@ function, reads the time as a value. Read next: :mod:`oncegate.consensus.core.pr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.core.library import Raft
@@ -26,7 +27,12 @@ FULL_PAUSE_S = 0.5
 
 _LAG_ENTRIES_MAX = 1024
 
+_NEVER = float("inf")
+
 _PROBE, _REPLICATE, _SNAPSHOT = ProgressState.PROBE, ProgressState.REPLICATE, ProgressState.SNAPSHOT
+
+_Sized: TypeAlias = tuple[Append, int]
+"""An append and the bytes of its commands."""
 
 
 class Replication:
@@ -47,38 +53,34 @@ class Replication:
         self._progress: dict[str, Progress] = {}
         self._catch_up: dict[str, TokenBucket] = {}
         self._growth = Growth()
-        self._held_back: dict[str, float] = {}
-        """Followers that may get old entries again only then."""
-        self._commit_seen = 0
-        self._commit_seen_at = 0.0
-        self._moved_at = 0.0
-        """When the commit index last moved, or nothing waited for it to."""
+        self._commit_seen: int
+        self._commit_seen_at: float
+        self._moved_at: float | None = None
+        """When the commit index last moved, or nothing waited for it to; None while this node does not lead."""
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._notice_s = config.commit_notice_ms / 1000
-        self._active = False
         self._leaving: dict[str, tuple[int, float]] = {}
         self.counters = counters
-        self.deadline = 0.0
-        """When :meth:`replicate` has something to send even if nothing happens."""
+        self.deadline: float
+        """When :meth:`replicate` has something to send even if nothing happens; only a leader has one."""
         self._append_bytes = config.append_bytes
         self._in_flight_bytes_max = config.in_flight_bytes_max
 
     def begin(self, now: float) -> None:
         """A term as a leader begins (Raft figure 2, volatile state on leaders)."""
-        self._active = True
-        self.deadline = self._moved_at = now
-        self._held_back.clear()
+        self.deadline = self._moved_at = self._commit_seen_at = now
+        self._commit_seen = self._raft.commit_index()
         self._progress = {peer_id: Progress(self._log.last_index + 1, now) for peer_id in sorted(self._members())}
 
     def end(self) -> None:
         """It is over."""
-        self._active = False
+        self._moved_at = None
         self._progress = {}
         self._leaving = {}
 
     def members_changed(self, now: float) -> None:
         """Another configuration is in force: begin with new members; those removed are told so before they go."""
-        if not self._active:
+        if self._moved_at is None:
             return
         members = self._members()
         for peer_id in sorted(members - self._progress.keys()):
@@ -103,7 +105,6 @@ class Replication:
         ]
         for peer_id in gone:
             del self._leaving[peer_id], self._progress[peer_id]
-            self._held_back.pop(peer_id, None)
         return bool(gone)
 
     @staticmethod
@@ -210,7 +211,8 @@ class Replication:
 
     def excuse(self, slept_s: float) -> None:
         """This node was off the processor: time in which it listened to nobody is not held against the followers."""
-        self._moved_at += slept_s
+        if self._moved_at is not None:
+            self._moved_at += slept_s
         for progress in self._progress.values():
             progress.ack_at += slept_s
 
@@ -245,23 +247,23 @@ class Replication:
         if commit == last_index:
             self._moved_at = now
         due = now + heartbeat_s
-        built: dict[int, tuple[Append, int]] = {}
+        built: dict[int, _Sized] = {}
         more = False
         for peer_id in peer_ids:
             progress = self._progress.get(peer_id)
             if progress is None:
                 continue
             if progress.state is not _REPLICATE or progress.next_index <= last_index:
-                more |= self._send_entries(peer_id, progress, built, now)
+                again_at = self._send_entries(peer_id, progress, built, now)
+                if again_at <= now:
+                    more = True
+                else:
+                    due = min(due, again_at)
             if now - progress.sent_at >= heartbeat_s or (progress.commit_sent < commit and now >= notice_at):
-                self._send_append(peer_id, progress, self._heartbeat(progress), 0, now)
-            if progress.sent_at + heartbeat_s < due:
-                due = progress.sent_at + heartbeat_s
-            if progress.commit_sent < commit and notice_at < due:
-                due = notice_at
-        for held_back in self._held_back.values():
-            if now < held_back < due:
-                due = held_back
+                self._send_append(peer_id, progress, self._heartbeat(progress), now)
+            due = min(due, progress.sent_at + heartbeat_s)
+            if progress.commit_sent < commit:
+                due = min(due, notice_at)
         self.deadline = due
         return more
 
@@ -269,14 +271,14 @@ class Replication:
         """Let one follower know the commit index now: a read waits for it there."""
         progress = self._progress.get(peer_id)
         if progress is not None and progress.commit_sent < self._raft.commit_index():
-            self._send_append(peer_id, progress, self._heartbeat(progress), 0, now)
+            self._send_append(peer_id, progress, self._heartbeat(progress), now)
 
     def stalled_s(self, now: float) -> float:
         """For how long entries have waited while the commit index has not moved; 0 while none waits.
 
         Too long by a heartbeat at most: it begins with the last look that found nothing waiting.
         """
-        if not self._active or self._log.last_index == self._raft.commit_index():
+        if self._moved_at is None or self._log.last_index == self._raft.commit_index():
             return 0.0
         return max(0.0, now - self._moved_at)
 
@@ -294,23 +296,30 @@ class Replication:
             disk_full=progress.disk_full if progress else False,
         )
 
-    def _send_entries(self, peer_id: str, progress: Progress, built: dict[int, tuple[Append, int]], now: float) -> bool:
-        """Send what fits; ``built`` shares a message, and so its encoding, between followers."""
+    def _send_entries(self, peer_id: str, progress: Progress, built: dict[int, _Sized], now: float) -> float:
+        """Send what fits; ``built`` shares a message, and so its encoding, between followers.
+
+        Returns:
+            When more may be sent even if nothing happens until then; ``now`` if at once.
+        """
         log = self._log
         while True:
             next_index = progress.next_index
-            if next_index <= log.base.index and progress.state is not _SNAPSHOT:
+            if progress.state is _SNAPSHOT:
+                return _NEVER
+            if next_index <= log.base.index:
                 progress.begin_snapshot()
-            if progress.state is _SNAPSHOT or progress.paused_until > now:
-                return False
+                return _NEVER
+            if progress.paused_until > now:
+                return _NEVER
             if progress.state is _PROBE:
                 if progress.probe_sent:
-                    return False
+                    return _NEVER
             elif next_index > log.last_index or progress.in_flight_bytes >= self._in_flight_bytes_max:
-                return False
-            old = next_index <= log.last_index and not log.in_memory(next_index)
-            if old and self._hold_back(peer_id, now):
-                return False
+                return _NEVER
+            old = not log.in_memory(next_index)
+            if old and (open_at := self._open_at(peer_id, now)) > now:
+                return open_at
             shared = built.get(next_index)
             if shared is None:
                 entries: list[Entry] = []
@@ -318,15 +327,15 @@ class Replication:
                     entries = log.entries(next_index, log.last_index, bytes_max=self._append_bytes)
                 shared = self._append_after(next_index - 1, entries), sum([len(entry[0]) for entry in entries])
                 built[next_index] = shared
-            append, size_bytes = shared
-            self._send_append(peer_id, progress, append, size_bytes, now)
+            self._send_append(peer_id, progress, shared, now)
             if old:
+                append, size_bytes = shared
                 self._catch_up[peer_id].take(size_bytes + len(append.entries) * RECORD_HEADER_BYTES)
                 # A follower far behind gets one block a tick, so that the others do not wait for it.
-                return progress.state is _REPLICATE
+                return now if progress.state is _REPLICATE else _NEVER
 
-    def _hold_back(self, peer_id: str, now: float) -> bool:
-        """Reading back, encoding and sending old entries must leave the leader time for new ones."""
+    def _open_at(self, peer_id: str, now: float) -> float:
+        """When this follower may get old entries: reading, encoding and sending them leaves time for new ones."""
         rate = self._config.catch_up_bytes_per_s
         bucket = self._catch_up.get(peer_id)
         if bucket is None:
@@ -334,16 +343,11 @@ class Replication:
         self._growth.observe(self._log.end, now)
         if rate:
             bucket.set_rate(rate + self._growth.per_s)
-        open_at = bucket.open_at(now)
-        if open_at > now:
-            self._held_back[peer_id] = open_at
-            return True
-        self._held_back.pop(peer_id, None)
-        return False
+        return bucket.open_at(now)
 
-    def _heartbeat(self, progress: Progress) -> Append:
+    def _heartbeat(self, progress: Progress) -> _Sized:
         """An append without entries; a follower before the log's beginning is shown that beginning."""
-        return self._append_after(max(progress.next_index - 1, self._log.base.index), [])
+        return self._append_after(max(progress.next_index - 1, self._log.base.index), []), 0
 
     def _append_after(self, prev_index: int, entries: list[Entry]) -> Append:
         prev_term = self._log.term_at(prev_index)
@@ -351,7 +355,8 @@ class Replication:
             raise SafetyViolation(f"entry {prev_index} is not in the log")
         return Append(self._raft.term(), prev_index, prev_term, self._raft.commit_index(), entries)
 
-    def _send_append(self, peer_id: str, progress: Progress, append: Append, size_bytes: int, now: float) -> None:
+    def _send_append(self, peer_id: str, progress: Progress, sized: _Sized, now: float) -> None:
+        append, size_bytes = sized
         self.counters.appends_sent += 1
         progress.sent(append.prev_index + len(append.entries), size_bytes, append.commit, now)
         self._send(peer_id, append)

@@ -84,6 +84,6 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/http/hot/routes.py": ("tests/gateway/test_hot_routes.py",),
     "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_election_model.py"),
     "consensus/core/progress.py": ("tests/consensus/test_progress.py",),
-    "consensus/core/replication.py": ("tests/consensus/test_repairs.py", "tests/consensus/test_replica.py"),
+    "consensus/core/replication.py": ("tests/consensus/test_replication_model.py",),
 }
 """File -> tests, in the order in which they are run: the quickest first."""
