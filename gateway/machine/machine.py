@@ -8,7 +8,9 @@ client can send. Every replica runs it on the same entries and ends in the same 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, assert_never
 
 from oncegate.gateway.machine import cascades, dropping, ending, levels, put_runs, transactions
@@ -17,6 +19,7 @@ from oncegate.gateway.machine.declarations import declare_table
 from oncegate.gateway.machine.dropping import Closing, Swept
 from oncegate.gateway.machine.flow_state import FlowTable, Sealed
 from oncegate.gateway.machine.idempotency_keys import apply_keyed
+from oncegate.gateway.machine.look_ahead import look_ahead
 from oncegate.gateway.machine.results import (
     AppliedPart,
     Cascaded,
@@ -33,7 +36,7 @@ from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, ChangeRun, RowCha
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, SequenceNumber
-from oncegate.rifl.key_records import KeyRecords, name_of
+from oncegate.rifl.key_records import KeyRecords
 from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable
 from oncegate.rifl.range_rule import NewPart, RefusedPart, ReplayPart, decide_range, decide_range_without_session
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict, resolve
@@ -54,7 +57,7 @@ from oncegate.rifl.session import SessionRecord, SessionTable
 # Looking a member up in its enum costs a tenth of what applying an operation does.
 _PUT: Final = c.OpKind.PUT.value
 _INCREMENT: Final = c.OpKind.INCREMENT.value
-_SINGLES: Final = (c.Operate, c.OperateMixed)
+_FIRST: Final = itemgetter(0)
 
 
 class Origin(NamedTuple):
@@ -130,39 +133,11 @@ class Machine:
         if self.joined:
             self.joined.clear()
         if self.new_rows is not None:
-            self._look_ahead(entry.commands)
+            look_ahead(entry.commands, self.tables, self.keys)
         try:
             return [self._one(command) for command in entry.commands]
         except InvariantViolation as broken:
             raise InvariantViolation(f"log entry {index} (term {term}): {broken}") from broken
-
-    def _look_ahead(self, commands: list[c.Command]) -> None:
-        keys: dict[str, list[str]] = {}
-        used: list[str] = []
-        for command in commands:
-            if isinstance(command, _SINGLES):
-                for op in c.writes_of(command.ops):
-                    if op.table in keys:
-                        keys[op.table].append(op.key)
-                    else:
-                        keys[op.table] = [op.key]
-            elif type(command) is c.OperateRuns:
-                for part in command.parts:
-                    if type(part) is c.Puts:
-                        keys.setdefault(part.table, []).extend(part.keys)
-                    else:
-                        for op in part.ops:
-                            keys.setdefault(op.table, []).append(op.key)
-            elif isinstance(command, c.UNDER_KEYS):
-                used += [name_of(command.tenant, item.key) for item in command.ops]
-                for op in c.writes_of(c.operations_of(command)):
-                    keys.setdefault(op.table, []).append(op.key)
-        for name, wanted in keys.items():
-            table = self.tables.get(name)
-            if table is not None and table.kind == "resident" and len(wanted) > 1:
-                table.rows.look_ahead(wanted)
-        if used:
-            self.keys.look_ahead(used)
 
     def take_sealed(self) -> list[Sealed]:
         """Hand over the batches sealed since the last call; their files are the caller's business."""
@@ -174,15 +149,13 @@ class Machine:
         A number between them names the state after the last: a transaction reads x (7), puts a (8), deletes a row
         that is not there (9). The change of a is told up to 9, and who asks for the rows at 7 or 8 gets those at 9.
         """
-        changes, at, until = self.changes, len(self.changes), int(self.commit)
-        while at and changes[at - 1][0] >= first:
-            at -= 1
+        changes, until = self.changes, int(self.commit)
+        at = bisect_left(changes, first, key=_FIRST)
         if at < len(changes) and first < until:
             changes[at:] = [(commit, until, *rest) for commit, _, *rest in changes[at:]]
             # A session that ends gives back two rows, each gone at one number and there at the next, (7, 8), (9, 10).
             # All of it is one transition, (7, 10).
-            while self.joined and self.joined[-1][0] >= first:
-                self.joined.pop()
+            del self.joined[bisect_left(self.joined, first, key=_FIRST) :]
             self.joined.append((first, until))
 
     def adopt(self, other: Machine) -> None:

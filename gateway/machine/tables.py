@@ -483,7 +483,7 @@ def row_after(
     """
     kind = op.kind
     if kind == _PUT:
-        return StoredRow(commit, op.value or b"null") if life is None else StoredRow(commit, op.value or b"null", life)
+        return StoredRow(commit, op.value or b"null", life)
     if kind == _DELETE:
         return None
     made = incremented(op, row) if kind == _INCREMENT else _appended(op, row)

@@ -10,14 +10,16 @@ import pytest
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import levels
 from oncegate.gateway.machine import machine as machine_module
-from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.machine import Machine, Origin
 from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state import state_digest
-from oncegate.gateway.machine.tables import Remembered
+from oncegate.gateway.machine.tables import DictRows, Remembered
 from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.key_records import MemoryKeys
 from oncegate.rifl.range_rule import NewPart
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import EXECUTE, OpVerdict, Replay, decide
@@ -511,6 +513,54 @@ def test_another_tenant_gets_neither_result_nor_execution_nor_session() -> None:
     log.do(c.CloseSession(2, 1, "bob"))
     assert log.machine.sessions.of_nonce("a", "bob") is None
     assert log.machine.sessions.of_nonce("a") == 1
+
+
+def test_new_machine_has_nothing_but_what_it_is_given() -> None:
+    rows, records = DictRows, MemoryKeys()
+    plain, given = Machine(), Machine(lambda number: rows(), records)
+    for machine in (plain, given):
+        assert (machine.commit, machine.time_ms, machine.tables_declared, machine.replayed) == (0, 0, 0, 0)
+        assert (machine.identity, machine.origin, machine.level) == ("", Origin("", 0), levels.FIRST)
+        assert (machine.touched, machine.trackers, machine.tables, machine.closing) == (set(), {}, {}, {})
+        assert (machine.swept, machine.changes, machine.joined) == ([], [], [])
+        assert (len(machine.keys), [*machine.sessions], machine.before_change) == (0, [], None)
+    assert given.keys.records is records
+    for machine, is_saved in ((plain, False), (given, True)):
+        machine.ends.change(("t", "k"), None, Life(5, 0))
+        assert len(machine.ends.take_changes()) == is_saved
+
+
+def test_tables_have_the_rows_that_are_made_for_their_number() -> None:
+    made: dict[int, DictRows] = {}
+    log = Log(Machine(lambda number: made.setdefault(number, DictRows())))
+    log.do(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("u", "resident", QUOTA), session())
+    log.one(put(1, table="u"))
+    assert [len(made[number]) for number in (0, 1)] == [0, 1]
+    assert log.machine.tables["u"].rows is made[1]
+
+
+def test_entry_tells_of_its_own_changes_alone_and_of_what_it_joined_itself() -> None:
+    log = started()
+    log.do(c.RaiseLevel(levels.NEWEST))
+    writes = [c.as_write(put(2, key=key)) for key in "ab"]
+    log.do(c.operate(1, 1, 1, [c.Transaction(2, 0, [], writes)]))
+    changes, joined = log.machine.changes, log.machine.joined
+    assert ([change[:2] for change in changes], joined) == ([(1, 2), (2, 2)], [(1, 2)])
+    log.one(put(3))
+    assert ([change[:2] for change in changes], joined) == ([(3, 3)], [])
+    log.do()
+    assert (log.machine.changes, log.machine.joined) == ([], [])
+    assert log.machine.changes is changes, "the tables append to it"
+
+
+def test_adopted_state_is_seen_by_everyone_who_holds_the_machine() -> None:
+    holder, other = started(), started(nonce="other")
+    other.one(put(1, "adopted"))
+    digest, tables = state_digest(other.machine), other.machine.tables
+    holder.machine.adopt(other.machine)
+    assert state_digest(holder.machine) == digest
+    assert holder.machine.tables is tables
+    assert (holder.value("k"), holder.one(put(2, "next"))) == ("adopted", (2, None, False))
 
 
 def test_level_rises_never_falls_and_one_that_this_build_does_not_know_stops_the_machine() -> None:

@@ -127,6 +127,49 @@ def test_columns_of_unequal_length_are_refused() -> None:
         indexed.put_run(["a"], [b"1", b"2"], CommitNumber(1))
 
 
+class ToldRows(DictRows):
+    """Rows that hold whoever writes them to what the store is told: what was there before."""
+
+    def put(self, key: str, row: StoredRow, before: StoredRow | None) -> None:
+        assert before == self.get(key)
+        super().put(key, row, before)
+
+    def delete(self, key: str, before: StoredRow) -> None:
+        assert before == self.get(key)
+        super().delete(key, before)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([OpKind.PUT, OpKind.INCREMENT, OpKind.DELETE, None]),
+            keys,
+            st.sampled_from([None, None, Life(5, 0)]),
+        ),
+        max_size=12,
+    )
+)
+def test_store_is_told_what_was_there_before_each_write(
+    steps: list[tuple[OpKind | None, str, Life | None]],
+) -> None:
+    """A store on disk does not look it up again. ``None`` stands for a put in one call."""
+    table = Table("t", "resident", 1 << 20, ToldRows())
+    for commit, (kind, key, life) in enumerate(steps, 1):
+        if kind is None:
+            assert table.put(key, b"1", CommitNumber(commit))
+        else:
+            table.execute(op(kind, key), CommitNumber(commit), life if kind is not OpKind.DELETE else None)
+
+
+@given(names=st.sets(st.text("ab\U0010ffff", max_size=3), max_size=12), prefix=st.text("ab\U0010ffff", max_size=2))
+def test_first_rows_under_a_prefix_are_those_that_begin_with_it(names: set[str], prefix: str) -> None:
+    table = Table("t", "resident", 1 << 20)
+    for commit, key in enumerate(sorted(names), 1):
+        table.put(key, b"1", CommitNumber(commit))
+    for _ in range(2):  # once read from the rows, once from what is remembered of them
+        assert [key for key, _ in table.first_rows(prefix)] == sorted(key for key in names if key.startswith(prefix))
+
+
 @given(runs=st.lists(st.lists(st.tuples(keys, texts), min_size=1, max_size=5), max_size=4), indexed=st.booleans())
 def test_run_of_puts_does_what_its_puts_do(runs: list[list[tuple[str, bytes]]], indexed: bool) -> None:
     one, other, commit = Table("t", "resident", 1 << 20), Table("t", "resident", 1 << 20), 1
@@ -207,6 +250,25 @@ def test_row_may_end_if_it_is_the_last_for_which_there_is_room(
         if owner < 2:
             assert table.room_to_end(owner, more) == spare
             assert table.room_to_end(owner) == room
+
+
+def test_rows_that_end_with_no_session_are_as_many_as_a_table_may_have() -> None:
+    table = Table("t", "resident", 1 << 20)
+    assert (table.room_to_end(0), table.room_to_end(1)) == (ENDING_ROWS_TABLE_MAX, BOUND_ROWS_MAX)
+
+
+@pytest.mark.parametrize("kind", [OpKind.PUT, OpKind.TAKE])
+def test_row_may_end_as_the_last_of_all_if_no_other_is_about_to(kind: OpKind) -> None:
+    for spare, code in ((0, Code.QUOTA), (1, None)):
+        assert rows_that_end(ENDING_ROWS_MAX - spare, 9, 9).check_life(op(kind), Life(5, 0)) is code
+        assert rows_that_end(9, 9, BOUND_ROWS_MAX - spare).check_life(op(kind), Life(0, 1)) is code
+
+
+@pytest.mark.parametrize("kind", [OpKind.TAKE, OpKind.DELETE, OpKind.GET])
+def test_full_table_lets_through_what_adds_nothing(kind: OpKind) -> None:
+    table = Table("t", "resident", 0)
+    assert table.check(op(kind)) is None
+    assert table.check(op(OpKind.PUT)) is Code.QUOTA
 
 
 def test_row_that_ends_already_takes_no_further_room_but_that_of_another_session() -> None:
@@ -341,6 +403,34 @@ def test_row_behind_a_write_is_the_same_in_a_transaction_and_alone(
     assert table.changes[before is not None :] == last
 
 
+def number_in(row: StoredRow | None) -> int | None:
+    """Return the number that an increment finds, None for what is none."""
+    if row is None:
+        return 0
+    found = msgspec.json.decode(row.value)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+CONDITIONS: dict[Condition, Any] = {
+    Condition.ABSENT: lambda operand, row: row is None,
+    Condition.PRESENT: lambda operand, row: row is not None,
+    Condition.VERSION: lambda operand, row: operand == (0 if row is None else row.version),
+    Condition.VALUE: lambda operand, row: row is not None and operand == row.value,
+    Condition.AT_LEAST: lambda operand, row: number_in(row) in range(operand, 99),
+    Condition.AT_MOST: lambda operand, row: number_in(row) in range(-99, operand + 1),
+}
+"""What each condition says of a row, as SEMANTICS.md has it."""
+
+
+@pytest.mark.parametrize("test", CONDITIONS)
+def test_condition_holds_on_the_rows_that_it_names_and_on_no_other(test: Condition) -> None:
+    values = [b"0", b"1", b"5", b"-5", b'"1"', b"[1]", b"true", b"null"]
+    operands = values if test is Condition.VALUE else range(-6, 7)
+    for row in (None, *(stored(version, value) for version in (1, 5) for value in values)):
+        for operand in operands:
+            assert holds(test, operand, row) is CONDITIONS[test](operand, row), (operand, row)
+
+
 @pytest.mark.parametrize("test", [Condition.AT_LEAST, Condition.AT_MOST])
 def test_number_is_compared_with_numbers_alone(test: Condition) -> None:
     assert holds(test, 1, stored(1, b"1"))
@@ -359,14 +449,16 @@ def test_increment_reads_whole_numbers_alone(before: bytes, shown: int | None) -
 def test_sum_of_an_increment_may_be_its_floor_or_ceiling_and_nothing_beyond(
     bound: dict[str, int], least: int, most: int
 ) -> None:
-    taken = []
-    for by in range(-9, 10):
-        one = msgspec.structs.replace(op(OpKind.INCREMENT), by=by, **bound)
-        if isinstance(row_after(one, None, CommitNumber(2)), StoredRow):
-            taken.append(by)
-        else:
-            assert row_after(one, None, CommitNumber(2)) == Remembered("CONDITION_FAILED", 0, None)
-    assert taken == list(range(least, most + 1))
+    for before, row in ((0, None), (0, stored(1, b"0")), (2, stored(1, b"2"))):
+        taken = []
+        for by in range(-9 - before, 10 - before):
+            one = msgspec.structs.replace(op(OpKind.INCREMENT), by=by, **bound)
+            after = row_after(one, row, CommitNumber(2))
+            if isinstance(after, StoredRow):
+                taken.append(before + by)
+            else:
+                assert after == refused("CONDITION_FAILED", row)
+        assert taken == list(range(least, most + 1))
 
 
 @pytest.mark.parametrize("over", [0, 1])

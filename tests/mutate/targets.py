@@ -45,7 +45,15 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_rows_that_end.py",
         "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
     ),
-    "gateway/machine/machine.py": ("tests/gateway/test_machine.py", "tests/gateway/test_machine_ranges.py"),
+    "gateway/machine/look_ahead.py": ("tests/gateway/test_look_ahead.py",),
+    "gateway/machine/machine.py": (
+        "tests/gateway/test_joined_changes.py",
+        "tests/gateway/test_machine.py",
+        "tests/gateway/test_machine_requests.py",
+        "tests/gateway/test_rows_that_end.py",
+        "tests/gateway/test_put_runs.py",
+        "tests/gateway/test_machine_ranges.py",
+    ),
     "gateway/machine/put_runs.py": ("tests/gateway/test_put_runs.py",),
     "gateway/machine/ending.py": (
         "tests/gateway/test_row_moves.py",
