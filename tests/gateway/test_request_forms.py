@@ -1,0 +1,189 @@
+"""A request does the same in whatever form it travels, and what it is told is whole: numbers, memory, how it came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import levels
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Operated, Ranged, SessionAnswer
+from oncegate.gateway.machine.state import state_digest
+from oncegate.rifl.completion import RangeRecord
+from oncegate.rifl.errors import OncegateError
+from oncegate.rifl.key_table import NO_TIME
+from oncegate.rifl.range_rule import RefusedPart
+from oncegate.rifl.rule import Refusal
+from tests.gateway.logs import told
+from tests.gateway.test_machine import QUOTA, Log, increment, op, put, session, started
+
+KINDS = [c.OpKind.PUT, c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.APPEND, c.OpKind.DELETE, c.OpKind.GET]
+ops = st.builds(
+    lambda number, kind, key, table, absent: op(
+        number,
+        kind,
+        key,
+        table=table,
+        value=b"[5]" if kind in (c.OpKind.PUT, c.OpKind.APPEND) else None,
+        by=1 if kind is c.OpKind.INCREMENT else 0,
+        test=int(c.Test.ABSENT) if absent and kind is not c.OpKind.GET else 0,
+    ),
+    st.integers(1, 9),
+    st.sampled_from(KINDS),
+    st.sampled_from("ab"),
+    st.sampled_from(["t", "t", "t", "s", "small", "nowhere"]),
+    st.sampled_from([False, False, True]),
+)
+requests = st.builds(
+    c.Operate,
+    st.sampled_from([1, 1, 1, 1, 2, 7]),
+    st.sampled_from([1, 1, 1, 2]),
+    st.integers(1, 4),
+    st.lists(ops, min_size=1, max_size=4),
+    st.sampled_from(["", "", "", "bob"]),
+    st.sampled_from(["", "00-trace"]),
+)
+steps = st.lists(st.tuples(st.sampled_from([0, 0, 10, 700]), requests | st.just(c.TakeOver(1, "z"))), max_size=14)
+
+
+def asked(machine: Machine, index: int, now: int, command: c.Command) -> list[Any]:
+    """Apply a command; return what it is told, and what it has changed."""
+    [result] = machine.apply(index, 1, c.encode_entry(now, [command]))
+    answer = result.code if isinstance(result, OncegateError) else result
+    if isinstance(result, Operated):
+        answer = [*map(told, result.verdicts)], result.memory_ms, result.keyed
+    return [answer, machine.replayed, machine.commit, list(machine.changes), machine.joined]
+
+
+@given(steps)
+def test_operations_do_in_the_form_of_a_later_level_what_they_do_in_the_first(steps: list[tuple[int, Any]]) -> None:
+    """Fenced, expired and other tenants' sessions, replays and full tables among them; flows get the same items."""
+    machines = Machine(), Machine(), Machine()
+    declared = [c.DeclareTable(name, kind, QUOTA) for name, kind in (("t", "resident"), ("s", "stream"))]
+    flow = c.DeclareFlow(b'{"name":"f","source":"t"}')
+    start = [*declared, c.DeclareTable("small", "resident", 10), flow, session("a", 1_000, 6), session("b", 500, 6)]
+    for machine in machines:
+        machine.apply(1, 1, c.encode_entry(0, [c.RaiseLevel(levels.NEWEST), *start]))
+    now = 0
+    for index, (later, command) in enumerate(steps, 2):
+        now += later
+        forms = [command] * 3
+        if isinstance(command, c.Operate):
+            whose = command.client_id, command.epoch, command.first_incomplete
+            sent = whose, [c.as_write(one) for one in command.ops], command.tenant, command.traceparent
+            forms[1:] = [c.OperateMixed(*sent[0], *sent[1:]), c.OperateMixed5(*sent[0], *sent[1:])]
+        first, *others = (asked(machine, index, now, form) for machine, form in zip(machines, forms, strict=True))
+        assert others == [first, first]
+        assert len({state_digest(machine) for machine in machines}) == 1
+    for name in "fs":
+        runs = [machine.flows.get(name).segment.snapshot().chunks for machine in machines]
+        assert runs[1:] == [runs[0]] * 2
+
+
+@pytest.mark.parametrize("tenant", ["", "bob"])
+def test_who_has_no_session_is_told_no_memory_and_each_of_its_numbers(tenant: str) -> None:
+    """Of another tenant's session no less than of none."""
+    log = started()
+    client, refusal = (1, Refusal.FORBIDDEN) if tenant else (7, Refusal.SESSION_EXPIRED)
+    operated, ranged = log.do(
+        c.Operate(client, 1, 1, [put(3), increment(5)], tenant), c.Range(client, 1, 1, "s", 4, bytes(24), b"", tenant)
+    )
+    assert (operated.memory_ms, [told(one)[:2] for one in operated.verdicts]) == (
+        0,
+        [(3, refusal.code), (5, refusal.code)],
+    )
+    assert ranged == Ranged([RefusedPart(4, 6, refusal)], 0)
+    assert (log.machine.commit, log.machine.touched) == (0, {1})
+
+
+def test_answer_says_whether_a_request_came_under_keys() -> None:
+    log = started()
+    [plain, keyed] = log.do(c.Operate(1, 1, 1, [put(1)]), c.Keyed(9, [c.KeyedOp("k", NO_TIME, put(0))]))
+    assert (plain.keyed, keyed.keyed) == (False, True)
+
+
+def test_session_is_announced_once_and_nobody_else_is() -> None:
+    log = started()
+    machine, announced = log.machine, list[int]()
+    machine.touched, machine.before_change = set(), announced.append
+    machine.touch_first(7)
+    assert (announced, machine.touched) == ([], set())
+    for _ in range(2):
+        machine.touch_first(1)
+        log.do(c.Resolve(1, 9), c.RenewSession(1, 1), c.Operate(1, 1, 1, [put(1)]))
+    assert (announced, machine.touched) == ([1], {1})
+
+
+def test_answer_of_a_session_has_all_that_its_owner_goes_on_with() -> None:
+    log = started(lease_ms=1_000, window=6)
+    log.ops(put(1), put(2), put(3))
+    log.ops(put(4), fi=3)
+    [taken] = log.do(c.TakeOver(1, "z"), at=0)
+    assert taken == SessionAnswer(1, 2, 1_000, 6, 1_000, True, 3, 4)
+    [again, new] = log.do(c.OpenSession("z", 1_000, 6), c.OpenSession("y", 500, 9), at=400)
+    assert again == SessionAnswer(1, 2, 1_000, 6, 1_000, True, 3, 4)
+    assert new == SessionAnswer(2, 1, 500, 9, 500, False, 1, 0)
+    epochs = log.machine.fenced_by(1, 1), log.machine.fenced_by(1, 2), log.machine.fenced_by(1, 3)
+    assert epochs == (
+        "epoch 1 was fenced by 2",
+        "epoch 2 was never given out, the session's is 2",
+        "epoch 3 was never given out, the session's is 2",
+    )
+    assert log.machine.fenced_by(7, 1) == ""
+
+
+def test_keys_are_kept_by_bucket_from_their_level_on() -> None:
+    log = started()
+    log.do(c.RaiseLevel(levels.BUCKETS - 1))
+    assert not log.machine.keys.by_bucket
+    log.do(c.RaiseLevel(levels.BUCKETS))
+    assert log.machine.keys.by_bucket
+
+
+def test_range_is_recorded_and_kept_with_its_prints_and_its_trace() -> None:
+    """Cut by what was there before: of each part its own prints, numbers and place in the body."""
+    log = started()
+    log.ops(put(3, table="s"))
+    prints = b"".join(number.to_bytes(8, "big") for number in range(1, 6))
+    [ranged] = log.do(c.Range(1, 1, 2, "s", 1, prints, b"body", "", "00-trace"), at=5)
+    assert ranged.memory_ms == 10_000
+    tracker = log.machine.trackers[1]
+    assert [*tracker.ranges] == [
+        RangeRecord(2, 2, 2, prints[8:16], "00-trace"),
+        RangeRecord(4, 5, 3, prints[24:], "00-trace"),
+    ]
+    assert tracker.first_incomplete == 2
+    chunk = log.machine.flows.get("s").segment.snapshot().chunks[-1]
+    assert (chunk.first_commit, chunk.count, chunk.first_sequence, chunk.offset) == (3, 2, 4, 3)
+    assert (chunk.client_id, chunk.body, chunk.traceparent) == (1, b"body", "00-trace")
+
+
+def test_sessions_that_end_in_one_entry_end_with_all_their_rows_as_one() -> None:
+    log = Log()
+    log.do(c.RaiseLevel(levels.NEWEST), c.DeclareTable("t", "resident", QUOTA), session("a"), session("b"))
+    for client in (1, 2):
+        writes = [c.Write(at, int(c.OpKind.PUT), "t", f"{client}{at}", 0, b"1", bound=True) for at in (1, 2)]
+        log.do(c.OperateMixed(client, 1, 1, writes))
+    [(rows, sessions)] = log.do(c.Reap([1, 2]), at=10_001)
+    assert ([one.commit for one in rows], sessions) == ([5, 6, 7, 8], 2)
+    assert ([change[:2] for change in log.machine.changes], log.machine.joined) == (
+        [(5, 8), (6, 8), (7, 8), (8, 8)],
+        [(5, 8)],
+    )
+    assert log.machine.trackers == {}
+
+
+def test_table_that_is_dropped_is_found_by_name_while_it_has_rows() -> None:
+    log = started()
+    log.one(put(1))
+    table = log.machine.tables["t"]
+    log.do(c.RaiseLevel(levels.NEWEST), c.DropTable("t", table.incarnation, True))
+    assert log.machine.table_of("t") is table
+    assert log.machine.every_table() == [log.machine.tables["s"], table]
+    assert log.machine.table_of("s") is log.machine.tables["s"]
+    assert log.do(c.SweepTables()) == [1]
+    assert log.machine.every_table() == [log.machine.tables["s"]]
