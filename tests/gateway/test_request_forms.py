@@ -187,3 +187,13 @@ def test_table_that_is_dropped_is_found_by_name_while_it_has_rows() -> None:
     assert log.machine.table_of("s") is log.machine.tables["s"]
     assert log.do(c.SweepTables()) == [1]
     assert log.machine.every_table() == [log.machine.tables["s"]]
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_nothing_new_is_done_behind_a_refusal_of_a_request_in_order_and_of_no_other(in_order: bool) -> None:
+    log = started()
+    log.do(c.RaiseLevel(levels.NEWEST), c.DeclareTable("small", "resident", 10))
+    writes = [c.as_write(one) for one in (put(1, "x" * 20, table="small"), put(2))]
+    log.do(c.OperateMixed5(1, 1, 1, writes, in_order=in_order))
+    assert log.value("k") == (None if in_order else 1)
+    assert log.machine.commit == (not in_order)
