@@ -6,9 +6,8 @@ out is read when its turn comes, and one too many is read for nothing. Pure, par
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import Table
@@ -19,38 +18,28 @@ from oncegate.rifl.key_table import KeyTable
 _SINGLES: Final = (c.Operate, c.OperateMixed)
 
 
-class Named(NamedTuple):
-    """What commands name: keys of rows by table, and idempotency keys with their tenants; in order, some repeatedly."""
-
-    rows: Mapping[str, list[str]]
-    under: list[str]
-
-
-def named(commands: Iterable[c.Command]) -> Named:
-    """Return what these commands will look up: the rows that they write or read, and the keys that they come under."""
-    rows: defaultdict[str, list[str]] = defaultdict(list)
+def look_ahead(commands: Iterable[c.Command], tables: Mapping[str, Table], keys: KeyTable) -> None:
+    """Read ahead what commands will look up: of each resident table the rows, unless it is one, and the keys."""
+    rows: dict[str, list[str]] = {}
     under: list[str] = []
     for command in commands:
         if isinstance(command, _SINGLES):
             for op in c.writes_of(command.ops):
-                rows[op.table].append(op.key)
-        elif isinstance(command, c.OperateRuns):
+                if op.table in rows:
+                    rows[op.table].append(op.key)
+                else:  # most often there is one, which costs no call
+                    rows[op.table] = [op.key]
+        elif type(command) is c.OperateRuns:
             for part in command.parts:
                 if type(part) is c.Puts:
-                    rows[part.table] += part.keys
+                    rows.setdefault(part.table, []).extend(part.keys)
                 else:
                     for op in part.ops:
-                        rows[op.table].append(op.key)
+                        rows.setdefault(op.table, []).append(op.key)
         elif isinstance(command, c.UNDER_KEYS):
             under += [name_of(command.tenant, item.key) for item in command.ops]
             for op in c.writes_of(c.operations_of(command)):
-                rows[op.table].append(op.key)
-    return Named(rows, under)
-
-
-def look_ahead(commands: Iterable[c.Command], tables: Mapping[str, Table], keys: KeyTable) -> None:
-    """Read ahead what commands will look up: the rows of each resident table, unless it is one, and the keys."""
-    rows, under = named(commands)
+                rows.setdefault(op.table, []).append(op.key)
     for name, wanted in rows.items():
         table = tables.get(name)
         if table is not None and table.kind == "resident" and len(wanted) > 1:
