@@ -257,13 +257,14 @@ class Replication:
                 again_at = self._send_entries(peer_id, progress, built, now)
                 if again_at <= now:
                     more = True
-                else:
-                    due = min(due, again_at)
+                elif again_at < due:
+                    due = again_at
             if now - progress.sent_at >= heartbeat_s or (progress.commit_sent < commit and now >= notice_at):
                 self._send_append(peer_id, progress, self._heartbeat(progress), now)
-            due = min(due, progress.sent_at + heartbeat_s)
-            if progress.commit_sent < commit:
-                due = min(due, notice_at)
+            if progress.sent_at + heartbeat_s < due:
+                due = progress.sent_at + heartbeat_s
+            if progress.commit_sent < commit and notice_at < due:
+                due = notice_at
         self.deadline = due
         return more
 
