@@ -5,6 +5,8 @@ The model is what the server has executed, by number. The client half is the rea
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -77,6 +79,7 @@ class DoubtsAgainstModel(RuleBasedStateMachine):
         self.gone: set[int] = set()  # sent on, though the caller has gone: cancelled
         self.untold: set[int] = set()  # every caller of these was told "unknown", and nothing since
         self.told: dict[int, Resolution] = {}
+        self.forgotten: set[int] = set()  # nobody will ask for these
 
     # What a caller and the network do
 
@@ -133,9 +136,17 @@ class DoubtsAgainstModel(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.open | self.gone)))
         self.open.discard(number)
         self.gone.discard(number)
-        if number not in self.told:
+        if number not in self.told and number not in self.forgotten:
             self.untold.add(number)
         self.doubts.gave_up([number])
+
+    @precondition(lambda self: self.untold)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.untold)))
+        self.untold.discard(number)
+        self.forgotten.add(number)
+        self.doubts.forget(request(number))
 
     # What the session does
 
@@ -184,10 +195,16 @@ class DoubtsAgainstModel(RuleBasedStateMachine):
         assert self.tracker.first_incomplete <= lowest
         assert self.server.records.first_incomplete <= lowest
 
+    @invariant()
+    def a_fate_is_kept_when_it_becomes_known_exactly_if_somebody_may_ask_for_it(self) -> None:
+        assert not any(self.doubts.fates.find(request(number)) for number in self.forgotten)
+        for number in filter(self.tracker.may_be_asked, self.untold | self.forgotten):
+            assert self.doubts.wants(request(number)) == (number in self.untold)
+
     def teardown(self) -> None:
         for number in sorted(self.open | self.gone):
             self.doubts.gave_up([number])
-            self.untold.add(number)
+        self.untold |= self.open | self.gone - self.forgotten
         for _ in range(3 * WINDOW):
             for question in self.doubts.ask(WINDOW):
                 fate = self.question(question.request.sequence)
@@ -364,6 +381,28 @@ def test_bound_of_fates_is_one_of_runs_and_one_of_bytes_and_what_was_told_goes_f
         few.remember(request(number), SEALED)
     assert few.find(request(1)) is None
     assert few.find(request(3)) is SEALED
+
+
+def test_question_about_any_row_finds_room_for_a_seal_once_all_below_it_is_known() -> None:
+    """Ranges have more numbers than the window has places; the server counts those that never arrived one by one."""
+    lengths = [one for count in (2, 3) for one in product((1, 2, WINDOW), repeat=count)]
+    for layout, arrived in ((one, bits) for one in lengths for bits in product((False, True), repeat=len(one))):
+        server, tracker = Server(), RequestTracker(window=WINDOW)
+        doubts = Doubts(CLIENT, EPOCH, tracker, Fates())
+        firsts = [tracker.take_range(length) for length in layout]
+        for first, length, here in zip(firsts, layout, arrived, strict=True):
+            for number in range(first, first + length) if here else ():
+                server.attempt(number, 1)
+        doubts.gave_up(firsts)
+        while questions := doubts.ask(1):
+            number = questions[0].request.sequence
+            doubts.reach(number)
+            assert tracker.first_incomplete <= number
+            fate = server.resolve(number, tracker.first_incomplete)
+            assert isinstance(fate, Resolution), f"{layout}, arrived {arrived}: {number} is refused with {fate}"
+            doubts.learned(questions[0].request, fate)
+        told = [doubts.told(request(number)) for number in range(1, sum(layout) + 1)]
+        assert [fate and fate.executed for fate in told] == [n in server.executed for n in range(1, sum(layout) + 1)]
 
 
 def test_lost_doubts_hold_up_nothing() -> None:

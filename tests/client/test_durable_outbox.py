@@ -606,6 +606,24 @@ async def test_doubts_that_fill_the_window_are_sent_again_and_their_fates_kept_o
     assert sorted(one.key for one in fake.executed if one.key != "k") == [f"n{number}" for number in range(6)]
 
 
+async def test_fate_that_is_forgotten_before_it_is_known_leaves_nothing_in_the_outbox(
+    fake: FakeGateway, path: Path
+) -> None:
+    async with killed(fake, path) as before:
+        fake.nodes[0].freeze()
+        late = asyncio.ensure_future(before.increment("rows", "late"))
+        await arrived(fake.nodes[0])
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        before.forget(1)
+        fake.nodes[0].thaw()
+        await before.drain()
+        await before._life.outbox.flush()
+        assert held(path.with_suffix(".before")) == []
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        assert session.recovered == []
+
+
 async def test_fates_that_a_session_knows_stay_in_its_outbox_when_it_opens_anew(fake: FakeGateway, path: Path) -> None:
     """This process tells them by itself; one that is killed afterwards has left them for the next."""
     async with killed(fake, path, window=8, renew_lost=True, on_unknown=print) as before:
