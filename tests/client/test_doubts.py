@@ -27,7 +27,7 @@ from oncegate.gateway.client import learning
 from oncegate.gateway.client.doubts import Doubts, Question
 from oncegate.gateway.client.fates import SEALED, Fates
 from oncegate.rifl.errors import OncegateError
-from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.ids import ClientId, Epoch, SequenceNumber
 from oncegate.rifl.request_tracker import RequestTracker
 from oncegate.testing import FakeCluster, FakeGateway
 from tests.client.answers import OPERATIONS, RANGES, arrived, cut, fails, intercept, keep_back, lose_answers
@@ -50,6 +50,10 @@ async def known(session: Session) -> None:
     async with asyncio.timeout(60):
         while len(session._sender.doubts):
             await asyncio.sleep(0.005)
+
+
+def id_of(client_id: int, number: int) -> RequestId:
+    return RequestId(ClientId(client_id), SequenceNumber(number))
 
 
 async def test_result_that_comes_in_the_turn_of_a_cancellation_is_kept(fake: FakeGateway) -> None:
@@ -259,6 +263,33 @@ async def test_after_an_outage_as_many_questions_are_under_way_as_before(
     learner.wake()
     await learner.idle(60)
     assert (len(doubts), most) == (0, learning.ASKED_MAX)
+
+
+@pytest.mark.parametrize("code", [Code.STALE, Code.SESSION_EXPIRED, Code.FENCED])
+@pytest.mark.parametrize("lost", range(1, 5))
+async def test_number_that_was_acknowledged_is_lost_alone_and_a_session_that_is_over_with_all_its_doubts(
+    monkeypatch: pytest.MonkeyPatch, code: Code, lost: int
+) -> None:
+    """Whatever number the refusal is of; the doubts of the session that was opened after it are asked about."""
+    monkeypatch.setattr(learning, "ASKED_MAX", 1)
+    tracker, later = RequestTracker(window=8), RequestTracker(window=8)
+    doubts = Doubts(ClientId(1), Epoch(1), tracker, Fates())
+    doubts.gave_up(tracker.take_singles(4))
+    doubts.go_on(ClientId(2), Epoch(1), later)
+    doubts.gave_up(later.take_singles(2))
+
+    async def ask(question: Question) -> None:
+        if question.request == (1, lost):
+            raise NeverKnown(code, "", outcome=Outcome.UNKNOWN)
+        doubts.learned(question.request, SEALED)
+
+    learner = learning.Learner(doubts, ask, lambda: len(doubts) > 0, lambda: None)
+    learner.wake()
+    await learner.idle(60)
+    told = {(client, number) for client in (1, 2) for number in range(1, 9) if doubts.told(id_of(client, number))}
+    others = range(1, 5) if code is Code.STALE else range(1, lost)
+    assert told == {(1, number) for number in others if number != lost} | {(2, 1), (2, 2)}
+    assert not len(doubts)
 
 
 async def test_doubt_that_comes_as_the_last_question_ends_is_asked_about() -> None:
