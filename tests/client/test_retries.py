@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
@@ -23,6 +23,7 @@ from oncegate import (
     Tuning,
 )
 from oncegate.gateway import wire
+from oncegate.gateway.client.courier import Call
 from oncegate.gateway.client.sync_crossing import crossed
 from oncegate.rifl.errors import REGISTRY, OncegateError, Outcome
 from oncegate.testing import FakeGateway, FakeNode
@@ -119,6 +120,32 @@ async def test_short_deadline_of_one_write_leaves_its_companions_alone(fake: Fak
     assert not patient.done()
     fake.nodes[0].thaw()
     assert (await patient).applied
+
+
+@pytest.mark.parametrize("timeout_s", [5.0, 60.0])
+@pytest.mark.parametrize("wait_s", [0.0, 0.25, 30.0])
+async def test_attempt_has_its_time_and_that_for_which_the_node_was_asked_to_wait_but_none_after_the_deadline(
+    fake: FakeGateway, monkeypatch: pytest.MonkeyPatch, timeout_s: float, wait_s: float
+) -> None:
+    """Cut off before, the wait would begin anew at each node, and nobody would be told of a row that comes late."""
+    allowed: list[tuple[float, float]] = []
+    async with Client(fake.endpoints, tuning=Tuning(attempt_timeout_s=20), timeout_s=timeout_s) as client:
+        async with client.session() as session:
+            await session.put("rows", "q/1", 1)  # so that the turn is there and nothing is waited for
+        courier = client._connection.courier
+        directly = courier._attempt_directly
+
+        async def attempt(call: Call[object], endpoint: str, headers: Mapping[str, str], due: float) -> object:
+            allowed.append((due - call.sent_at, call.deadline - call.sent_at))
+            return await directly(call, endpoint, headers, due)
+
+        monkeypatch.setattr(courier, "_attempt_directly", attempt)
+        assert await client.turns("rows", prefix="q/", wait_s=wait_s) == 1
+        assert await client.get("rows", "q/1") is not None
+    turns, row = allowed
+    assert turns[0] == pytest.approx(min(20 + wait_s, turns[1]))
+    assert row[0] == pytest.approx(min(20, row[1]))
+    assert (turns[1] > 20 + wait_s) == (row[1] > 20) == (timeout_s > 20), "either is the sooner one, once"
 
 
 async def test_unknown_outcomes_do_not_block_the_window(fake: FakeGateway) -> None:
