@@ -25,6 +25,7 @@ server bounds first incomplete by what it has seen (apply rule, row 1), which a 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -197,8 +198,11 @@ class RequestTracker:
             self._highest = max([self._highest, *(self.last_of(first) for first in firsts)])
 
     def may_be_asked(self, sequence: int) -> bool:
-        """Whether that number is a place of its own which is open or abandoned: its fate may become known yet."""
-        return sequence in self._held and sequence not in self._spent and self.has_given(sequence)
+        """Whether that number is of a place which is open or abandoned: its fate may become known yet."""
+        at = bisect_right(self._order, sequence)
+        first = self._order[at - 1] if at else sequence
+        open_or_abandoned = first in self._held and first not in self._spent
+        return open_or_abandoned and sequence <= self.last_of(first) and self.has_given(sequence)
 
     def is_abandoned(self, first: int) -> bool:
         """Whether that place's fate is unknown and nobody waits for it."""

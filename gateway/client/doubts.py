@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,9 @@ from oncegate.gateway.client.fates import Fates
 from oncegate.gateway.client.results import Resolution, RowsPart
 from oncegate.rifl.ids import ClientId, Epoch, RequestId, SequenceNumber
 from oncegate.rifl.request_tracker import RequestTracker
+
+UNWANTED_MIN: Final = 1_024
+"""Forgotten numbers that are remembered before it is looked which of them may still become known."""
 
 
 class Question(NamedTuple):
@@ -65,6 +68,7 @@ class Doubts:
         self._places: dict[tuple[ClientId, int], _Place] = {}
         self._asked: set[RequestId] = set()
         self._unwanted: set[RequestId] = set()
+        self._unwanted_max = UNWANTED_MIN
 
     def __len__(self) -> int:
         """Return the number of places in doubt."""
@@ -106,6 +110,9 @@ class Doubts:
             self._keep(_id(self._client_id, number), fate)
         for part in rows:
             self.fates.keep_rows(self._client_id, part.first, part.last, part.commit)
+            for number in range(part.first, part.last + 1) if self._unwanted else ():
+                if (one := _id(self._client_id, number)) in self._unwanted:
+                    self.fates.forget(one)
         if firsts:
             self._tracker.spend(firsts, recorded=True)
 
@@ -113,6 +120,7 @@ class Doubts:
         """Note the fate of a request in doubt; ``told``: the application asked, and is told now."""
         if told:
             self.fates.remember(request, self.fates.find(request) or fate)
+            self._unwanted.discard(request)
         else:
             self._keep(request, fate)
         self._known(request)
@@ -129,8 +137,19 @@ class Doubts:
     def forget(self, request: RequestId) -> None:
         """Note that the application will not ask for a fate: it is not kept, now or when it becomes known."""
         self.fates.forget(request)
-        if request.client_id == self._client_id and self._tracker.may_be_asked(request.sequence):
-            self._unwanted.add(request)
+        if not self._may_become_known(request):
+            return
+        self._unwanted.add(request)
+        if len(self._unwanted) > self._unwanted_max:  # most of them are over: their callers have had their answers
+            self._unwanted = set(filter(self._may_become_known, self._unwanted))
+            self._unwanted_max = max(UNWANTED_MIN, 2 * len(self._unwanted))
+
+    def release(self, firsts: Sequence[int]) -> None:
+        """Give open places of the session back: their numbers may be those of other writes, and nobody forgot those."""
+        for first in firsts if self._unwanted else ():
+            numbers = range(first, self._tracker.last_of(first) + 1)
+            self._unwanted.difference_update([_id(self._client_id, number) for number in numbers])
+        self._tracker.release(firsts)
 
     def wants(self, request: RequestId) -> bool:
         """Whether a fate that becomes known now is to be kept: nobody knows it, and somebody may ask."""
@@ -182,19 +201,33 @@ class Doubts:
             before = tracker.first_incomplete
             tracker.make_room(told_full=True)
 
+    def is_unknown(self, request: RequestId) -> bool:
+        """Whether that number is in doubt."""
+        place = self._place_of(*request)
+        return place is not None and request.sequence in place.unknown
+
     def _keep(self, request: RequestId, fate: Resolution) -> None:
-        if request in self._unwanted:
-            self._unwanted.discard(request)
-        else:
+        if request not in self._unwanted:
             self.fates.keep(request, fate)
 
-    def _known(self, request: RequestId) -> None:
+    def _may_become_known(self, request: RequestId) -> bool:
         client_id, number = request
+        return self.is_unknown(request) or (client_id == self._client_id and self._tracker.may_be_asked(number))
+
+    def _place_of(self, client_id: ClientId, number: int) -> _Place | None:
+        """Return the place in doubt that has a number, or None."""
         firsts = self._firsts.get(client_id)
         at = bisect_right(firsts, number) if firsts else 0
         if not firsts or not at:
-            return
+            return None
         place = self._places[client_id, firsts[at - 1]]
+        return place if number <= place.last else None
+
+    def _known(self, request: RequestId) -> None:
+        client_id, number = request
+        place = self._place_of(client_id, number)
+        if place is None:
+            return
         place.unknown.discard(number)
         if place.unknown:
             return

@@ -503,7 +503,7 @@ class Sender:
         request = question.request
         if self._outbox is not None and request.client_id == self.client_id and self.is_open:
             await self._send_doubted(self._outbox, request)
-            if self.doubts.fates.find(request) is not None:
+            if not self.doubts.is_unknown(request):
                 return
         fate = await self._settle(request, self.owner(request, question.epoch), ASK_S)
         if self._outbox is not None:
@@ -545,7 +545,7 @@ class Sender:
             self.doubts.heard(numbers.unclaimed, numbers.late, numbers.late_rows)
             self._learned()
         if numbers.released:
-            self.tracker.release(numbers.released)
+            self.doubts.release(numbers.released)
         if numbers.abandoned:
             self.doubts.gave_up(numbers.abandoned)
             self._learner.wake()

@@ -400,6 +400,33 @@ async def test_fate_that_is_forgotten_before_it_is_known_is_not_kept(fake: FakeG
     assert not len(session._sender.doubts.fates)
 
 
+@pytest.mark.parametrize("late", [True, False])
+async def test_rows_that_are_forgotten_before_their_fates_are_known_leave_none(
+    fake: FakeGateway, session: Session, late: bool
+) -> None:
+    """Their answer comes late, or the session has to ask for each."""
+    await session.put("events", "first", 0)
+    let_go = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        await let_go.wait()
+        return None if late else fake.nodes[0].problem(OncegateError(Code.NO_LEADER, outcome=Outcome.UNKNOWN))
+
+    intercept(fake.nodes[0], RANGES, hold)
+    many = asyncio.create_task(session.put_many("events", [(f"k{n}", n) for n in range(20)], timeout_s=0.3))
+    await arrived(fake.nodes[0], RANGES)
+    many.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await many
+    for one in request_ids(cancelled.value):
+        session.forget(one)
+    let_go.set()
+    await session.drain()
+    await known(session)
+    assert not len(session._sender.doubts.fates)
+    assert sum(one.table == "events" for one in fake.executed) == (21 if late else 1)
+
+
 async def test_doubt_that_nobody_can_answer_now_is_another_error_than_one_that_nobody_ever_can(
     fake: FakeGateway, client: Client
 ) -> None:

@@ -5,12 +5,14 @@ The model is what the server has executed, by number. The client half is the rea
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from oncegate.gateway.client import doubts as doubts_module
 from oncegate.gateway.client import fates as fates_module
 from oncegate.gateway.client.doubts import Doubts
 from oncegate.gateway.client.fates import SEALED, Fates
@@ -403,6 +405,64 @@ def test_question_about_any_row_finds_room_for_a_seal_once_all_below_it_is_known
             doubts.learned(questions[0].request, fate)
         told = [doubts.told(request(number)) for number in range(1, sum(layout) + 1)]
         assert [fate and fate.executed for fate in told] == [n in server.executed for n in range(1, sum(layout) + 1)]
+
+
+@pytest.mark.parametrize("forgotten_while", ["open", "in doubt", "in doubt since the session before"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_fate_that_nobody_will_ask_for_is_not_kept_and_those_beside_it_are(length: int, forgotten_while: str) -> None:
+    for forgotten in (set(some) for count in range(length + 1) for some in combinations(range(2, 2 + length), count)):
+        tracker = RequestTracker(window=WINDOW)
+        doubts = Doubts(CLIENT, EPOCH, tracker, Fates())
+        tracker.complete(tracker.take_singles(1))
+        first = tracker.take_range(length)
+        if forgotten_while != "open":
+            doubts.gave_up([first])
+        if forgotten_while == "in doubt since the session before":
+            doubts.go_on(ClientId(CLIENT + 1), EPOCH, RequestTracker(window=WINDOW))
+        for number in forgotten:
+            doubts.forget(request(number))
+        assert [doubts.wants(request(number)) for number in range(2, 2 + length)] == [
+            number not in forgotten for number in range(2, 2 + length)
+        ]
+        if forgotten_while != "open":
+            for question in doubts.ask(length):
+                doubts.learned(question.request, applied(question.request.sequence, question.request.sequence))
+        elif length == 1:
+            doubts.heard([first], [(first, applied(first, first))])
+        else:
+            doubts.heard([first], rows=[RowsPart(first, SequenceNumber(first + length - 1), first, False)])
+        found = [doubts.fates.find(request(number)) for number in range(1, 4 + length)]
+        kept = set(range(2, 2 + length)) - forgotten
+        assert found == [applied(number, number) if number in kept else None for number in range(1, 4 + length)]
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_write_that_gets_the_number_of_one_that_was_forgotten_has_a_fate(length: int) -> None:
+    tracker = RequestTracker(window=WINDOW)
+    doubts = Doubts(CLIENT, EPOCH, tracker, Fates())
+    first = tracker.take_range(length)
+    doubts.forget(request(first + length - 1))
+    doubts.release([first])
+    assert tracker.take_range(length) == first, "the number is given out again"
+    assert all(doubts.wants(request(number)) for number in range(first, first + length))
+
+
+def test_what_is_said_of_calls_that_get_their_answers_is_not_remembered_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one that is never answered it is, and its fate is not kept."""
+    monkeypatch.setattr(doubts_module, "UNWANTED_MIN", 4)
+    tracker = RequestTracker(window=WINDOW)
+    doubts = Doubts(CLIENT, EPOCH, tracker, Fates())
+    (doubted,) = tracker.take_singles(1)
+    doubts.gave_up([doubted])
+    doubts.forget(request(doubted))
+    for _ in range(WINDOW - 1):
+        for number in tracker.take_singles(1):
+            doubts.forget(request(number))
+            tracker.complete([number])
+        assert len(doubts._unwanted) <= 4
+    assert not doubts.wants(request(doubted))
 
 
 def test_lost_doubts_hold_up_nothing() -> None:

@@ -624,6 +624,22 @@ async def test_fate_that_is_forgotten_before_it_is_known_leaves_nothing_in_the_o
         assert session.recovered == []
 
 
+async def test_doubt_that_was_forgotten_is_sent_again_and_its_fate_kept_nowhere(fake: FakeGateway, path: Path) -> None:
+    async with killed(fake, path, window=8) as before:
+        fake.nodes[0].before = keep_back
+        doubts = [await doubted(before, f"n{number}") for number in range(4)]
+        for doubt in doubts:
+            before.forget(doubt.request_id or 0)
+        fake.nodes[0].before = None
+        for number in range(30):
+            await before.put("rows", "k", number)
+        await before._life.outbox.flush()
+        assert held(path.with_suffix(".before")) == []
+        assert not len(before._sender.doubts)
+        assert not len(before._sender.doubts.fates)
+    assert sum(one.key != "k" for one in fake.executed) == 4
+
+
 async def test_fates_that_a_session_knows_stay_in_its_outbox_when_it_opens_anew(fake: FakeGateway, path: Path) -> None:
     """This process tells them by itself; one that is killed afterwards has left them for the next."""
     async with killed(fake, path, window=8, renew_lost=True, on_unknown=print) as before:

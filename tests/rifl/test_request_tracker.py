@@ -220,6 +220,20 @@ def test_range_that_is_given_back_is_spent_unless_it_is_the_newest_place() -> No
     assert tracker.take_singles(1) == range(4, 5)
 
 
+def test_each_number_of_a_range_may_be_asked_about_as_long_as_the_range() -> None:
+    tracker = RequestTracker(window=8)
+    singles = tracker.take_singles(2)
+    first = tracker.take_range(3)
+    tracker.take_singles(1)
+    rows = [False] * 3 + [True] * 3 + [True, False]
+    tracker.complete(singles)
+    assert [tracker.may_be_asked(number) for number in range(8)] == rows
+    tracker.abandon([first])
+    assert [tracker.may_be_asked(number) for number in range(8)] == rows
+    tracker.spend([first])
+    assert [tracker.may_be_asked(number) for number in range(8)] == [False] * 6 + [True, False]
+
+
 def test_last_number_of_a_place_is_that_of_its_range() -> None:
     tracker = RequestTracker(window=8)
     tracker.take_singles(1)
