@@ -16,7 +16,7 @@ from oncegate.gateway.client.settings import Tuning
 from oncegate.gateway.http.routes import watch
 from oncegate.gateway.testing.nodes import FakeGateway, FakeNode
 from oncegate.gateway.wire import H_ELSEWHERE
-from oncegate.rifl.errors import Code
+from oncegate.rifl.errors import Code, OncegateError
 
 TUNING = Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)
 PATH = "GET /v1/tables/rows/watch"
@@ -138,6 +138,32 @@ async def test_watches_leave_a_node_that_has_begun_to_lead_and_miss_nothing(
             await session.put("rows", f"k{turn}", turn)
             assert (await reading).key == f"k{turn}"
             assert _who(trio, but=serves) is not serves
+
+
+async def test_a_node_that_lacked_the_past_once_serves_a_watch_that_has_gone_on_since(trio: FakeGateway) -> None:
+    """Nodes are replaced one after the other: at each time another one has what the watch has not told yet."""
+    keeps = 0
+
+    async def lacks(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse | None:
+        by = next(node for node in trio.nodes if node.endpoint.endswith(f":{request.url.port}"))
+        lacks = request.path.endswith("/watch") and by is not trio.nodes[keeps]
+        return by.problem(OncegateError(Code.RETENTION_EXCEEDED)) if lacks else None
+
+    for node in trio.nodes:
+        node.before = lacks
+    async with (
+        Client(trio.endpoints, tuning=TUNING) as client,
+        client.session() as session,
+        aclosing(aiter(client.watch("rows", from_commit=0))) as changes,
+    ):
+        for turn in range(5):
+            await session.put("rows", f"k{turn}", turn)
+            async with asyncio.timeout(60):
+                assert (await anext(changes)).key == f"k{turn}"
+            keeps = (keeps + 1) % 3
+            for node in trio.nodes:
+                await node.stop()
+                await node.start()
 
 
 def _who(trio: FakeGateway, but: FakeNode | None = None) -> FakeNode:
