@@ -55,11 +55,10 @@ class BatchCall(Call[None], Generic[B]):
         later: parts of a range that are to travel after this call, however it ends.
         kept: whether its writes are in the outbox, if there is one.
         resent: whether they were left there by an earlier process, or in doubt.
-        judged: the refusal of the newest attempt, if it was of these writes and not of the time: see ``JUDGED``.
         settled: whether all of ``batch`` has a verdict: nothing is left to expire or to fail.
     """
 
-    __slots__ = ("_rows", "_sender", "batch", "judged", "kept", "later", "resent", "settled")
+    __slots__ = ("_judged", "_rows", "_sender", "batch", "kept", "later", "resent", "settled")
 
     def __init__(self, sender: Sender, path: str, batch: B) -> None:
         super().__init__("POST", path, deadline=batch.deadline, headers=sender.headers)
@@ -67,10 +66,15 @@ class BatchCall(Call[None], Generic[B]):
         self.later: list[RangeBatch] = []
         self.kept = False
         self.resent = False
-        self.judged: Code | None = None
+        self._judged: tuple[Code, float] | None = None
         self.settled = False
         self._sender = sender
         self._rows: Rows | None = None
+
+    @property
+    def judged(self) -> Code | None:
+        """The refusal of the newest attempt, if it was of these writes and not of the time: see ``JUDGED``."""
+        return self._judged[0] if self._judged is not None and self._judged[1] == self.sent_at else None
 
     @property
     def doubtful(self) -> bool:
@@ -108,7 +112,7 @@ class BatchCall(Call[None], Generic[B]):
             sender.lose(settled.session_over)
         if settled.again is not None:
             self.ambiguous = self.ambiguous or settled.again.ambiguous
-            self.judged = settled.again.code if settled.again.code in JUDGED else None
+            self._judged = (settled.again.code, self.sent_at) if settled.again.code in JUDGED else None
             if settled.again.code is Code.WINDOW_FULL:
                 sender.tracker.make_room(told_full=True)
 

@@ -26,6 +26,7 @@ from oncegate import (
     Outcome,
     OutcomeUnknown,
     Session,
+    Tuning,
     WriteResult,
 )
 from oncegate.gateway import wire
@@ -543,6 +544,80 @@ async def test_entry_that_is_refused_each_time_keeps_nobody_from_entering(
         assert [(await session.resolve(one.entry.request_id)).state for one in session.recovered] == ["sealed"] * 2
     assert held(path) == []
     assert [one.table for one in fake.executed] == ["rows"]
+
+
+@pytest.mark.parametrize("refusal", [Code.PAYLOAD_TOO_LARGE, Code.FORBIDDEN])
+async def test_entry_without_room_is_asked_for_once_however_its_request_was_cut(
+    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Code
+) -> None:
+    """Whoever enters the session would be kept from work for as long as it is waited for."""
+    keys, alone = "klmnop", list[int]()
+    async with killed(fake, path) as before:
+        fake.nodes[0].before = keep_back
+        for key in keys:
+            before.submit("put", "full", key, 1)
+        await arrived(fake.nodes[0])
+
+    async def one_by_one(request: web.Request) -> web.StreamResponse | None:
+        if request.path != OPERATIONS:
+            return None
+        sent = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest).operations
+        if len(sent) > 1:
+            return fake.nodes[0].problem(OncegateError(refusal))
+        if sent[0].sequence in alone:
+            monkeypatch.setattr(routing, "LAST_ATTEMPT_S", 1e9)  # once more is too much already
+        alone.append(sent[0].sequence)
+        return results(rejected(sent[0].sequence, "QUOTA", later=True))
+
+    fake.nodes[0].before = one_by_one
+    async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
+        told = [(one.entry.key, one.failure.code, one.failure.outcome) for one in session.recovered if one.failure]
+        assert told == [(key, Code.QUOTA, Outcome.NOT_APPLIED) for key in keys]
+        assert alone == [1, 2, 3, 4, 5, 6]
+        fake.nodes[0].before = None
+    assert held(path) == []
+
+
+FULL = ("QUOTA", "OVERLOADED")
+"""Refusals of a write by what it asks for."""
+UNSERVED = "a node that does not serve"
+
+
+@pytest.mark.parametrize("second", [*FULL, "NO_LEADER", UNSERVED])
+@pytest.mark.parametrize("first", [*FULL, "NO_LEADER", UNSERVED])
+async def test_newest_attempt_decides_whether_a_write_of_an_outbox_ends_with_its_deadline(
+    fake: FakeGateway, path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    """It may be applied once somebody serves it: then it stays for a restart. What is refused itself is told."""
+    attempts = [first, second]
+
+    async def judge(request: web.Request) -> web.StreamResponse | None:
+        if request.path != OPERATIONS:
+            return None
+        code = attempts.pop(0)
+        if not attempts:
+            monkeypatch.setattr(routing, "LAST_ATTEMPT_S", 1e9)  # no time for another one
+        if code == UNSERVED:
+            return fake.nodes[0].problem(OncegateError(Code.NOT_READY))
+        (sent,) = msgspec.msgpack.decode(await request.read(), type=wire.OperationsRequest).operations
+        return results(rejected(sent.sequence, code, later=True))
+
+    async with (
+        Client(fake.endpoints, tuning=Tuning(retry_after_cap_s=0.001)) as client,
+        client.session(outbox=path) as session,
+    ):
+        fake.nodes[0].before = judge
+        with pytest.raises(OperationFailed) as ended:
+            await session.put("rows", "k", 1)
+        assert attempts == []
+        if second in FULL:
+            assert (ended.value.code, ended.value.outcome) == (second, Outcome.NOT_APPLIED)
+            assert held(path) == []
+        else:
+            assert ended.value.outcome is Outcome.UNKNOWN
+            assert [entry[:2] for entry in held(path)] == [(1, "k")]
+        fake.nodes[0].before = None
+    assert fake.executed == []
 
 
 async def doubted(session: Session, key: str) -> OutcomeUnknown:
