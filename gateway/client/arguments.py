@@ -178,7 +178,9 @@ def check_json(value: Any, what: str = "value", depth: int = VALUE_DEPTH_MAX) ->
         if value - value != 0.0:
             raise bad(f"{what} holds a number that JSON cannot say")
     elif not isinstance(value, (str, int)) and value is not None:
-        raise bad(f"{what} holds a {kind.__name__}: JSON has no such type, and the client no encode for it")
+        raise bad(
+            f"{what} holds a {kind.__name__}: JSON has no such type, and neither client nor transaction has an encode"
+        )
 
 
 def encoder(value: Any) -> Encode | None:

@@ -95,7 +95,10 @@ class OutcomeUnknown(OperationFailed):
                 ``Client.resolve`` with ``request_id``.
         """
         if self.request_id is None or self.resolver is None:
-            raise OperationFailed(Code.BAD_REQUEST, "no session to ask: use Client.resolve(request_id)")
+            what = "no session to ask: use Client.resolve(request_id)"
+            if self.request_id is None:
+                what = "it has no id to ask for: send a write under a key again, with the same key, and a read at will"
+            raise OperationFailed(Code.BAD_REQUEST, what)
         return await self.resolver(self.request_id, timeout_s)
 
 

@@ -56,6 +56,12 @@ class Transaction:
         self._writes: list[Write] = []
         self._conditions: list[Condition] = []
 
+    def copy(self) -> Transaction:
+        """Return another one with the same writes and conditions: what is added to it is not added here."""
+        copied = Transaction()
+        copied._encode, copied._writes, copied._conditions = self._encode, [*self._writes], [*self._conditions]
+        return copied
+
     def put(
         self,
         table: str,

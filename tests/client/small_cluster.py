@@ -246,7 +246,9 @@ class SmallSession:
     async def delete(self, table: str, key: str, *, if_version: int | None = None) -> WriteResult:
         return await self._do("delete", Transaction().delete(table, key, if_version=if_version).operation)
 
-    async def transact(self, transaction: Transaction) -> WriteResult:
+    async def transact(self, transaction: Transaction, *, idempotency_key: str | None = None) -> WriteResult:
+        if idempotency_key is not None:
+            return await self._cluster.client.transact(transaction, idempotency_key=idempotency_key)
         return await self._do("transact", transaction.operation)
 
     async def drain(self) -> None:

@@ -157,7 +157,9 @@ async def test_recipes_take_what_encode_takes(encoding: Client, writing: Session
 
 @pytest.mark.parametrize("value", [AT, {"a": [WHO]}, (Decimal(1),)], ids=str)
 async def test_without_encode_such_values_are_refused_by_name(session: Session, value: Any) -> None:
-    with pytest.raises(OperationFailed, match="JSON has no such type, and the client no encode for it") as caught:
+    with pytest.raises(
+        OperationFailed, match="JSON has no such type, and neither client nor transaction has an encode"
+    ) as caught:
         await session.put("rows", "k", value)
     assert (caught.value.code, caught.value.outcome) == (Code.BAD_REQUEST, Outcome.NOT_APPLIED)
 

@@ -80,6 +80,29 @@ async def test_claim_whose_answer_is_lost_gets_the_same_item(
     assert rows(fake) == ["ready", "taken"]
 
 
+async def test_effects_of_a_claim_that_was_lost_are_those_of_the_next_one(
+    fake: FakeGateway, client: Client, session: Session
+) -> None:
+    queue, effects = Queue(client, session, "q"), Transaction().increment("rows", "sent")
+    await queue.put("a")
+    lost = await queue.claim()
+    await lost.release()
+    assert not (await lost.complete(effects)).applied
+    assert (await (await queue.claim()).complete(effects)).applied
+    row = await client.get("rows", "sent")
+    assert row is not None
+    assert row.value == 1
+
+
+async def test_key_has_no_place_in_the_order_of_a_session(fake: FakeGateway, client: Client) -> None:
+    async with client.session(in_order=True) as session:
+        queue = Queue(client, session, "q")
+        with fails(Code.BAD_REQUEST):
+            await queue.put("a", idempotency_key="event-1")
+        await queue.put("b")
+    assert rows(fake) == ["ready"]
+
+
 async def test_put_and_completion_are_part_of_a_transaction(
     fake: FakeGateway, client: Client, session: Session
 ) -> None:

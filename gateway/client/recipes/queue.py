@@ -79,19 +79,19 @@ class Claim(Hold):
         """Take the item out of the queue for good, together with the effects of its processing, exactly once.
 
         Args:
-            effects: as of :meth:`completing`.
+            effects: as of :meth:`completing`, but they stay as they are, for the next claim if this one was lost.
 
         Returns:
             ``applied`` is False if the claim was lost meanwhile, or a condition of the effects failed (``failed`` says
             which): nothing has happened then.
         """
-        return await self._end(self.completing(effects))
+        return await self._end(self.completing(None if effects is None else effects.copy()))
 
     def completing(self, effects: Transaction | None = None) -> Transaction:
         """Return the transaction that :meth:`complete` sends, for any session, at any time: it happens once at most.
 
         ``effects`` are writes and conditions that happen with it, all or none, such as the put of another queue
-        (:meth:`Queue.putting`); a write and a condition are added.
+        (:meth:`Queue.putting`); a write and a condition are added to them: for another claim make them anew.
         """
         return self.guard(Transaction() if effects is None else effects).delete(self._table, self._key)
 
@@ -179,21 +179,22 @@ class Queue(Recipe):
             item: what the consumers get.
             idempotency_key: the name of the event that asks for it: put again under this key, by whichever process, it
                 is in the queue once, as :meth:`oncegate.Client.transact` says. Without it, it is exactly once while
-                this session lives.
+                this session lives. A session that keeps the order of its calls has no place for it: BAD_REQUEST.
             delay_ms: cluster time for which nobody gets it.
         """
         putting = self.putting(item, delay_ms=delay_ms)
         if idempotency_key is None:
             result = await self._session.transact(putting)
         else:
-            result = await self._client.transact(putting, idempotency_key=idempotency_key)
+            result = await self._session.transact(putting, idempotency_key=idempotency_key)
         return result.writes[-1].version
 
     def putting(self, item: Value, effects: Transaction | None = None, *, delay_ms: int | None = None) -> Transaction:
         """Return a transaction that puts an item, for any session or key; what it writes beside happens with it.
 
         ``effects`` are writes and conditions of the application, or the completion of an item
-        (:meth:`Claim.completing`); a write is added, whose result's ``version`` is the item's number.
+        (:meth:`Claim.completing`); a write is added to them, whose result's ``version`` is the item's number. Each call
+        adds an item: to try again, send what the first one returned.
         """
         whole_ = Transaction() if effects is None else effects
         item = self._plain(item)
