@@ -66,7 +66,7 @@ class BatchCall(Call[None], Generic[B]):
         self.later: list[RangeBatch] = []
         self.kept = False
         self.resent = False
-        self._judged: tuple[Code, float] | None = None
+        self._judged: tuple[Code, float] | None = None  # and when that attempt was sent: a newer one has not said so
         self.settled = False
         self._sender = sender
         self._rows: Rows | None = None

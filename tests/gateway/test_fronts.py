@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine import fronts
 from oncegate.gateway.machine.fronts import Fronts
-from oncegate.gateway.machine.tables import DictRows, StoredRow
+from oncegate.gateway.machine.tables import DictRows, StoredRow, prefix_end
 
 PREFIXES = ("", "a", "a/", "b")
 keys = st.builds("{}{:02}".format, st.sampled_from(("a", "a/", "b")), st.integers(0, 30))
@@ -55,6 +55,5 @@ class _Tried:
     def look(self, how: tuple[str, int]) -> None:
         """Look at as many rows as there may be, and hold them against all that the table has."""
         prefix, count = how
-        end = None if not prefix else prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        found = list(islice(self.fronts.rows(self.rows, prefix, end), count))
+        found = list(islice(self.fronts.rows(self.rows, prefix, prefix_end(prefix)), count))
         assert found == [one for one in self.rows.items() if one[0].startswith(prefix)][:count]
