@@ -11,6 +11,7 @@ KILLED_PERCENT_MIN: Final = 95.0
 """Of all mutants, the listed ones counted as survivors."""
 
 _DOCUMENTED: Final = "tests/gateway/test_limits.py::test_default_is_what_the_table_says"
+_MODEL: Final = "tests/rifl/test_apply_rule_model.py"
 TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "rifl/completion.py": (
         "tests/rifl/test_ids.py",
@@ -33,8 +34,9 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/rifl/test_result_tracker.py",
         "tests/rifl/test_range_rule.py",
         "tests/rifl/test_result_tracker_model.py",
+        _MODEL,
     ),
-    "rifl/rule.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_rule.py"),
+    "rifl/rule.py": ("tests/rifl/test_result_tracker.py", "tests/rifl/test_rule.py", _MODEL),
     "rifl/session.py": ("tests/rifl/test_session.py", "tests/rifl/test_session_model.py"),
     "flows/batcher.py": ("tests/flows/test_batcher.py",),
     "flows/cursor.py": ("tests/flows/test_consumers.py", "tests/flows/test_cursor.py"),
