@@ -12,9 +12,9 @@ holds no more objects than bytes. Of a large one only the frame is decoded; its 
 
 from __future__ import annotations
 
-import math
 import threading
 from functools import lru_cache
+from math import isfinite
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -51,6 +51,7 @@ VALUE_SENT_BYTES_MAX: Final = 2 * 2**20
 VALUE_DEPTH_MAX: Final = 64
 OPERATIONS_BYTES_MAX: Final = 4 * 2**20
 """Keys and values of one request in canonical form: half of what a log entry may hold."""
+_SCALARS: Final = frozenset((str, int, float, bool, type(None)))
 _UNSET: Final = msgspec.UNSET
 _UNCONDITIONAL: Final[tuple[int, int | bytes | None]] = (c.Test.NONE.value, None)
 _NUMBERS: Final = {"at_least": c.Test.AT_LEAST.value, "at_most": c.Test.AT_MOST.value}
@@ -194,37 +195,42 @@ def canonical_json(value: Any, where: str, *, bytes_too: bool = False) -> bytes:
         text = bytes_text.text_of(value)
     else:
         if type(value) is not str:
-            _check_json(value, where, VALUE_DEPTH_MAX)
+            _check_json(value, where)
         text = _canonical.encode(value)
     if len(text) > c.VALUE_BYTES_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"{where} is over {c.VALUE_BYTES_MAX} bytes")
     return text
 
 
-def _check_json(value: Any, where: str, depth: int) -> None:
-    kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return
-    if kind is int:
-        if not -(2**63) <= value < 2**64:
-            raise bad(f"{where} holds an integer of more than 64 bits")
-    elif kind is float:
-        if not math.isfinite(value):
-            raise bad(f"{where} holds a number that JSON cannot express")
-    elif depth == 0:
-        raise bad(f"{where} is nested more than {VALUE_DEPTH_MAX} deep")
-    elif kind is list:
-        for item in value:
-            if type(item) is not str:
-                _check_json(item, where, depth - 1)
-    elif kind is dict:
-        for name, item in value.items():
-            if type(name) is not str:
-                raise bad(f"{where} has a key that is not a string")
-            if type(item) is not str:
-                _check_json(item, where, depth - 1)
-    else:
-        raise bad(f"{where} holds a type that JSON does not have")
+def _check_json(value: Any, where: str) -> None:
+    """Raise BAD_REQUEST for what JSON cannot express or what is nested too deeply: level by level, no call an item."""
+    level, depth = [value], VALUE_DEPTH_MAX
+    while level:
+        inner: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is str:
+                continue
+            if kind is dict:
+                if item:
+                    for name in item:
+                        if type(name) is not str:
+                            raise bad(f"{where} has a key that is not a string")
+                    inner += item.values()
+            elif kind is list:
+                if item:
+                    inner += item
+            elif kind is int:
+                if not -(2**63) <= item < 2**64:
+                    raise bad(f"{where} holds an integer of more than 64 bits")
+            elif kind is float:
+                if not isfinite(item):
+                    raise bad(f"{where} holds a number that JSON cannot express")
+            elif kind is not bool and item is not None:
+                raise bad(f"{where} holds a type that JSON does not have")
+        if depth == 0 and not _SCALARS.issuperset(map(type, level)):
+            raise bad(f"{where} is nested more than {VALUE_DEPTH_MAX} deep")
+        level, depth = inner, depth - 1
 
 
 @lru_cache(maxsize=4096)

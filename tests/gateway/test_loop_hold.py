@@ -35,8 +35,8 @@ HOLD_DECODINGS_MAX = 8.0
 CROWD = b"[" + b",".join([b"{}"] * 32_768) + b"]"
 SIZES = [INLINE_BYTES_MAX - 512, *(64 * 1024 << doubling for doubling in range(8))]
 """From what is parsed at once to the largest body, 8 MiB."""
-TRIES = 5
-"""The best of so many counts: a page fault or a neighbour on the core must not fail a build."""
+TRIES = 10
+"""One of so many must be short: a page fault or a neighbour on the core must not fail a build."""
 JSON = "application/json"
 CLIENT = "0000000000000001"
 Raw = msgspec.Raw
@@ -44,13 +44,10 @@ pack = msgspec.msgpack.encode
 
 
 def decoding_ms() -> float:
-    """Return the processor time, now and here, of the work by which a machine is measured: the best of three."""
-    found = []
-    for _ in range(3):
-        began = time.thread_time()
-        msgspec.json.decode(CROWD)
-        found.append(1000 * (time.thread_time() - began))
-    return min(found)
+    """Return the processor time, now and here, of the work by which a machine is measured."""
+    began = time.thread_time()
+    msgspec.json.decode(CROWD)
+    return 1000 * (time.thread_time() - began)
 
 
 class Held:
@@ -117,17 +114,20 @@ class Held:
             connection.close()
 
     def too_long_ms(self, send: Callable[[], Any]) -> float:
-        """Return the longest callback while a request is served if over the bound in each of ``TRIES``, else 0."""
-        best, bound = float("inf"), HOLD_MS_MAX
+        """Return the longest callback while a request is served if over the bound in each of ``TRIES``, else 0.
+
+        A core may run at half its speed for seconds (what shares it is not ours), so each try that was over is judged
+        by how fast the machine is right then.
+        """
+        best = float("inf")
         for _ in range(TRIES):
             self._longest_s = 0.0
             send()
             self.send("GET", "/livez")
-            best = min(best, 1000 * self._longest_s)
-            if best > bound:
-                bound = max(bound, HOLD_DECODINGS_MAX * decoding_ms())
-            if best <= bound:
+            took = 1000 * self._longest_s
+            if took <= HOLD_MS_MAX or took <= HOLD_DECODINGS_MAX * decoding_ms():
                 return 0.0
+            best = min(best, took)
         return best
 
 
