@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import NamedTuple
 from unittest import mock
@@ -152,49 +153,14 @@ class TrackerAgainstModel(RuleBasedStateMachine):
             one.window, one.first_incomplete, one.highest, dict(one.kept_singly), list(one.ranges), list(one.runs)
         )
 
-    def parts(self, kind: str) -> list[RangeRecord]:
-        """What is left of ranges, ascending."""
-        found: dict[object, list[int]] = {}
-        for sequence in sorted(s for s, done in self.done.items() if done.kind == kind):
-            found.setdefault(self.done[sequence].together, []).append(sequence)
-        return [
-            _part(
-                numbers[0],
-                [self.done[s].record.fingerprint for s in numbers],
-                self.done[numbers[0]].record.commit,
-                self.done[numbers[0]].record.traceparent,
-                len(numbers),
-            )
-            for numbers in found.values()
-        ]
-
     @invariant()
     def both_know_the_same(self) -> None:
-        tracker = self.tracker
-        singly = {s: done.record for s, done in self.done.items() if done.kind != "range"}
-        assert dict(tracker.records) == singly
-        assert tracker.records_count == len(singly)
-        assert dict(tracker.kept_singly) == {s: d.record for s, d in self.done.items() if d.kind == "single"}
-        assert tracker.ranges == self.parts("range")
-        numbers = [number for run in tracker.runs for number in range(run.first, run.last + 1)]
-        assert numbers == sorted(s for s, done in self.done.items() if done.kind == "run")
-        assert tracker.bytes == sum(done.bytes for done in self.done.values())
-        parts = list(tracker.ranges)
-        assert tracker.dump() == [self.window, self.first_incomplete, self.highest, sorted(singly.items()), parts]
-        assert [tracker.find(s) for s in NUMBERS] == [self.done[s].record if s in self.done else None for s in NUMBERS]
-
-    @invariant()
-    def nothing_is_held_for_what_is_not_there(self) -> None:
-        tracker = self.tracker
-        held = (tracker._records is not None, tracker._ranges is not None, tracker._runs is not None)
-        assert held == tuple(
-            any(done.kind == kind for done in self.done.values()) for kind in ("single", "range", "run")
-        )
+        tells_exactly(self.tracker, self.window, self.first_incomplete, self.highest, self.done)
 
     @rule(after=st.integers(0, 12), limit=st.integers(0, 5))
     def list_open_requests(self, after: int, limit: int) -> None:
         expected: list[tuple[int, int, object]] = []
-        parts = {part.first: part for part in self.parts("range")}
+        parts = {part.first: part for part in parts_of(self.done, "range")}
         sequence = self.first_incomplete
         while sequence <= self.highest:
             first, what = sequence, self.done.get(sequence)
@@ -224,6 +190,41 @@ class TrackerAgainstModel(RuleBasedStateMachine):
     def weigh(self, ack: int) -> None:
         left = sum(done.bytes for s, done in self.done.items() if s >= self.first_incomplete + ack)
         assert self.tracker.is_over_bytes(self.first_incomplete + ack) == (left > BYTES_MAX)
+
+
+def parts_of(done: dict[int, Done], kind: str) -> list[RangeRecord]:
+    """What is left of ranges, ascending."""
+    found: dict[object, list[int]] = {}
+    for sequence in sorted(s for s, one in done.items() if one.kind == kind):
+        found.setdefault(done[sequence].together, []).append(sequence)
+    return [
+        _part(
+            numbers[0],
+            [done[s].record.fingerprint for s in numbers],
+            done[numbers[0]].record.commit,
+            done[numbers[0]].record.traceparent,
+            len(numbers),
+        )
+        for numbers in found.values()
+    ]
+
+
+def tells_exactly(
+    tracker: ResultTracker, window: int, first_incomplete: int, highest: int, done: dict[int, Done]
+) -> None:
+    """Assert that it knows what was done, no more and no less, and holds nothing for what is not there."""
+    singly = {s: one.record for s, one in done.items() if one.kind != "range"}
+    assert dict(tracker.records) == singly
+    assert tracker.records_count == len(singly)
+    assert dict(tracker.kept_singly) == {s: one.record for s, one in done.items() if one.kind == "single"}
+    assert tracker.ranges == parts_of(done, "range")
+    numbers = [number for run in tracker.runs for number in range(run.first, run.last + 1)]
+    assert numbers == sorted(s for s, one in done.items() if one.kind == "run")
+    assert tracker.bytes == sum(one.bytes for one in done.values())
+    assert tracker.dump() == [window, first_incomplete, highest, sorted(singly.items()), list(tracker.ranges)]
+    assert [tracker.find(s) for s in NUMBERS] == [done[s].record if s in done else None for s in NUMBERS]
+    held = (tracker._records is not None, tracker._ranges is not None, tracker._runs is not None)
+    assert held == tuple(any(one.kind == kind for one in done.values()) for kind in ("single", "range", "run"))
 
 
 def _part(first: int, prints: list[int], commit: int, traceparent: str, length: int) -> RangeRecord:
@@ -259,32 +260,102 @@ def test_saved_tracker_is_taken_exactly_if_what_it_holds_is_in_order_and_inside_
             ResultTracker.restore(4, first_incomplete, highest, kept, *made)
 
 
+WINDOW = 6
+
+
+def small_trackers() -> Iterator[tuple[ResultTracker, dict[int, Done]]]:
+    """Each way in which four numbers are absent, alone, or a range or run of up to four, a new tracker each time."""
+    for kinds in product("-arc", "-arcu", "-arcu", "-arcu"):
+        if all(before in {"c": "rc", "-": "-aruc"}.get(kind, "-aruc") for before, kind in pairwise(("-", *kinds))):
+            yield small_tracker("".join(kinds))
+
+
+def small_tracker(kinds: str) -> tuple[ResultTracker, dict[int, Done]]:
+    """``a``: alone, an odd one with a result; ``r``: a range begins, ``u``: a run; ``c``: one goes on."""
+    tracker, done = ResultTracker(window=WINDOW), dict[int, Done]()
+    for first in (at for at, kind in enumerate(kinds, 1) if kind in "aru"):
+        kind, last, together = kinds[first - 1], first, object()
+        while kinds[last : last + 1] == "c":
+            last += 1
+        size, commit = (5 * (first % 2) if kind == "a" else 0), 10 * first
+        prints = [100 + number for number in range(first, last + 1)]
+        if kind == "a":
+            tracker.record(first, prints[0], commit, Bytes(size) if size else None)
+        elif kind == "r":
+            tracker.record_range(_part(first, prints, commit, "", len(prints)))
+            size = FINGERPRINT_BYTES
+        else:
+            tracker.record_run(_part(first, prints, commit, "", len(prints)))
+        for at, print_ in enumerate(prints):
+            result = Bytes(size) if kind == "a" and size else None
+            record = CompletionRecord(print_, commit + at, result)
+            name = {"a": "single", "r": "range", "u": "run"}[kind]
+            done[first + at] = Done(record, size, together if kind == "r" else object(), name)
+    return tracker, done
+
+
 def test_counts_are_those_of_counting_one_by_one_for_every_small_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of four numbers is absent, alone or in a range; asked is every part of them and of what is around them."""
+    """Asked is every part of the numbers and of what is around them."""
     monkeypatch.setattr(tracker_module, "RECORD_BYTES_MAX", 12)
-    for kinds in product("-arc", repeat=4):
-        if any(kind == "c" and before not in "rc" for before, kind in pairwise(("-", *kinds))):
-            continue
-        tracker, done = ResultTracker(window=9), dict[int, tuple[int, int, object]]()
-        starts = [at for at, kind in enumerate(kinds, 1) if kind in "ar"]
-        for first in starts:
-            last = first
-            while kinds[last : last + 1] == ("c",):
-                last += 1
-            together = object()
-            if kinds[first - 1] == "a":
-                tracker.record(first, first, 1, Bytes(5))
-            else:
-                tracker.record_range(_part(first, list(range(first, last + 1)), 1, "", last - first + 1))
-            done |= dict.fromkeys(range(first, last + 1), (0, 5 if kinds[first - 1] == "a" else 8, together))
+    for tracker, done in small_trackers():
+        known = {s: (0, 0, one.together) for s, one in done.items()}
         for base in range(7):
-            left = {s: what for s, what in done.items() if s >= base}
-            assert tracker.held(base) == len({what[2] for what in left.values()})
-            assert tracker.is_over_bytes(base) == (sum(what[1] for what in left.values()) > 12), (kinds, base)
+            left = {s: one for s, one in done.items() if s >= base}
+            assert tracker.held(base) == len({one.together for one in left.values()})
+            assert tracker.is_over_bytes(base) == (sum(one.bytes for one in left.values()) > 12), (done, base)
             for sequence in range(base, 7):
                 assert tracker.has_gap(base, sequence) == any(s not in done for s in range(base, sequence))
                 for unit in (1, 2, 3) if sequence not in done else ():
-                    assert tracker.places(sequence, base, unit) == places(done, base, sequence, unit), (kinds, base)
+                    assert tracker.places(sequence, base, unit) == places(known, base, sequence, unit), (done, base)
+
+
+def test_an_ack_drops_what_is_below_it_and_no_more_of_every_small_tracker() -> None:
+    for (tracker, done), ack in ((made, ack) for ack in range(12) for made in small_trackers()):
+        highest = max(done, default=0)
+        tracker.acknowledge(ack)
+        taken = 1 < ack <= highest + WINDOW
+        left = {s: one for s, one in done.items() if s >= ack or not taken}
+        tells_exactly(tracker, WINDOW, ack if taken else 1, highest, left)
+
+
+def test_each_small_tracker_takes_what_is_new_and_nothing_twice() -> None:
+    for ack, first, length in product((1, 3, 5), range(7), (1, 2, 3)):
+        last = first + length - 1
+        prints = [200 + at for at in range(length)]
+        for kind in ("single", "sealed", "range", "run")[0 if length == 1 else 2 :]:
+            for tracker, done in small_trackers():
+                tracker.acknowledge(ack)
+                left = {s: one for s, one in done.items() if s >= ack}
+                highest = max(done, default=0)
+                free = first >= ack and not any(s in left for s in range(first, last + 1))
+                part = _part(first, prints, 7, "", length)
+
+                def record(tracker: ResultTracker = tracker, kind: str = kind, part: RangeRecord = part) -> None:
+                    match kind:
+                        case "single":
+                            tracker.record(part.first, prints[0], 7, Bytes(3))  # noqa: B023 - called at once
+                        case "sealed":
+                            tracker.seal(part.first)
+                        case "range":
+                            tracker.record_range(part)
+                        case _:
+                            tracker.record_run(part)
+
+                if not free or (kind == "run" and first <= highest):
+                    with pytest.raises(InvariantViolation):
+                        record()
+                    tells_exactly(tracker, WINDOW, ack, highest, left)
+                    continue
+                record()
+                together = object()
+                for at, print_ in enumerate(prints):
+                    made = CompletionRecord(print_, 7 + at, Bytes(3) if kind == "single" else None)
+                    if kind == "sealed":
+                        made = CompletionRecord(0, 0)
+                    size = {"single": 3, "range": FINGERPRINT_BYTES}.get(kind, 0)
+                    name = kind if kind in ("range", "run") else "single"
+                    left[first + at] = Done(made, size, together if kind == "range" else object(), name)
+                tells_exactly(tracker, WINDOW, ack, max(highest, last), left)
 
 
 def test_tracker_begins_with_nothing_and_its_bound_is_what_the_table_says() -> None:

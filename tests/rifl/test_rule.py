@@ -31,8 +31,11 @@ from oncegate.rifl.rule import (
     decide_by_table,
     decide_each,
     decide_without_session,
+    is_beyond_window,
     is_new_run,
+    is_range_beyond_window,
 )
+from tests.rifl.apply_rule import places
 
 STANDINGS = (Standing.LIVE, Standing.ENDED, Standing.FENCED)
 CLIENT = 7
@@ -121,6 +124,22 @@ def execute_or_refuse(client: int, tracker: ResultTracker, operation: Op, tracep
     """Of three numbers in a row, one is refused for now, one for good, and one is recorded."""
     refused = (None, Code.QUOTA, Code.NOT_FOUND)[operation.sequence % 3]
     return refused or execute(client, tracker, operation, traceparent)
+
+
+def test_window_is_full_exactly_where_counting_its_places_one_by_one_says_so() -> None:
+    for tracker in trackers(4):
+        done = {s: (0, 0, object()) for s in tracker.records}
+        for part in tracker.ranges:
+            done |= dict.fromkeys(range(part.first, part.last + 1), (0, 0, object()))
+        for ack in range(1, 7):
+            base = max(ack, tracker.first_incomplete)
+            held = len({together for s, (_, _, together) in done.items() if s >= base})
+            for first in (s for s in range(base, 9) if s not in done):
+                full = places(done, base, first, 1) >= tracker.window
+                assert is_beyond_window(tracker, first, ack) == full, (tracker, first, ack)
+                crowded = held >= tracker.window and any(s not in done for s in range(base, first))
+                full = crowded or places(done, base, first, 2) >= tracker.window
+                assert is_range_beyond_window(tracker, first, ack) == full, (tracker, first, ack)
 
 
 @pytest.mark.parametrize("in_order", [False, True])
