@@ -681,8 +681,9 @@ async def test_doubts_that_fill_the_window_are_sent_again_and_their_fates_kept_o
     assert sorted(one.key for one in fake.executed if one.key != "k") == [f"n{number}" for number in range(6)]
 
 
-async def test_fate_that_is_forgotten_before_it_is_known_leaves_nothing_in_the_outbox(
-    fake: FakeGateway, path: Path
+@pytest.mark.parametrize("known", [False, True])
+async def test_fate_that_is_forgotten_before_or_after_it_is_known_leaves_nothing_in_the_outbox(
+    fake: FakeGateway, path: Path, known: bool
 ) -> None:
     async with killed(fake, path) as before:
         fake.nodes[0].freeze()
@@ -690,9 +691,14 @@ async def test_fate_that_is_forgotten_before_it_is_known_leaves_nothing_in_the_o
         await arrived(fake.nodes[0])
         late.cancel()
         await asyncio.gather(late, return_exceptions=True)
-        before.forget(1)
+        if not known:
+            before.forget(1)
         fake.nodes[0].thaw()
         await before.drain()
+        if known:
+            await before._life.outbox.flush()
+            assert [key for _, key, _ in held(path.with_suffix(".before"))] == ["late"]
+            before.forget(1)
         await before._life.outbox.flush()
         assert held(path.with_suffix(".before")) == []
     async with Client(fake.endpoints) as client, client.session(outbox=path) as session:
