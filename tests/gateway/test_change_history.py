@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
@@ -20,6 +20,8 @@ from oncegate.gateway.node.watching import WatchersMax, Watching
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import CommitNumber
 from tests.gateway.watched_rows import ENTRIES, Rows, Told, simplified, told
+
+Row = tuple[str, int | None]
 
 
 def change(commit: int, key: str = "k", value: bytes = b"1", table: str = "t", until: int = 0) -> RowChange:
@@ -74,13 +76,50 @@ def test_pages_at_a_commit_number_are_the_state_at_it(
     while rest is not None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(scans, "UNDONE_MAX", data.draw(st.sampled_from([2, 4_000])))
-            got = asyncio.run(page(rows.machine, rows.watching.history, "t", rest, commit, limit, 2**20))
+            bytes_max = data.draw(st.sampled_from([1, 3, 2**20]))
+            got = asyncio.run(page(rows.machine, rows.watching.history, "t", rest, commit, limit, bytes_max))
         assert len(got.rows) <= limit
         found += [(key, row.value) for key, row in got.rows]
         rest = got.rest
         rows.write(*next(left, []))
     expected = {key[2:]: value for key, value in rows.states[commit].items() if key.startswith("t/" + prefix)}
     assert found == sorted(expected.items(), reverse=reverse)
+
+
+async def paged(rows: Rows, commit: int, reverse: bool, limit: int, writes: Iterator[Row]) -> list[tuple[str, bytes]]:
+    """All pages of a table at a commit number; each time that one lets others run, one of the writes is made."""
+    rest: KeyRange | None = KeyRange("", None, reverse)
+    found = []
+    while rest is not None:
+        one = asyncio.ensure_future(page(rows.machine, rows.watching.history, "t", rest, commit, limit, 2**20))
+        await asyncio.sleep(0)
+        while not one.done():
+            rows.write(*([("t", *write)] if (write := next(writes, None)) else []))
+            await asyncio.sleep(0)
+        got = await one
+        found += [(key, row.value) for key, row in got.rows]
+        rest = got.rest
+    return found
+
+
+ROW_WRITES = st.tuples(st.sampled_from("abcde"), st.sampled_from([1, 2, None]))
+
+
+@settings(max_examples=300)
+@given(
+    st.sets(st.sampled_from("abcde")), st.lists(ROW_WRITES, min_size=2, max_size=6), st.booleans(), st.integers(1, 3)
+)
+def test_rows_that_come_and_go_while_a_page_is_made_are_neither_in_it_nor_hide_others(
+    at_first: set[str], writes: list[Row], reverse: bool, limit: int
+) -> None:
+    rows = Rows()
+    rows.write(*(("t", key, 0) for key in sorted(at_first)))
+    commit = rows.machine.commit
+    rows.write(*(("t", *write) for write in writes[:2]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scans, "SLICE_CHANGES", 1)
+        found = asyncio.run(paged(rows, commit, reverse, limit, iter(writes[2:])))
+    assert found == sorted([(key, b"0") for key in at_first], reverse=reverse)
 
 
 def taken(watcher: watching.Watcher) -> list[Told]:
