@@ -95,6 +95,32 @@ def test_what_the_disk_check_says_to_set_passes_it(kept: int, size: int) -> None
     assert fitness.disk(Settings(log_kept_bytes=most), machine) is None
 
 
+SHARES = ("watchers_max", "receiving_max", "tenant_requests_max")
+
+
+@given(
+    st.integers(fitness.CONNECTIONS_MIN, 200),
+    st.none() | st.integers(fitness.DESCRIPTORS_RESERVED + 2, fitness.DESCRIPTORS_RESERVED + 250),
+    st.tuples(*(st.integers(1, 300) for _ in SHARES)),
+)
+def test_share_is_told_as_none_exactly_if_it_takes_all_connections_there_can_be_and_what_to_set_passes(
+    connections_max: int, descriptors_max: int | None, given: tuple[int, ...]
+) -> None:
+    machine, shares = ROOMY._replace(descriptors_max=descriptors_max), dict(zip(SHARES, given, strict=True))
+    free = connections_max if descriptors_max is None else descriptors_max - fitness.DESCRIPTORS_RESERVED
+    places = min(connections_max, free)
+    found = fitness.shares_of_connections(Settings(connections_max=connections_max, **shares), machine)  # type: ignore[arg-type]
+    watches = max(1, places * 3 // 4)
+    none = {name for name, share in shares.items() if share > watches if name == "watchers_max" or share >= places}
+    if found is None:
+        assert not none
+        return
+    assert {name for name in SHARES if f"{name} ({shares[name]})" in found.text} == none
+    most = int(found.text.rpartition("set ")[2].split()[0])
+    lower: Any = {name: min(share, most) for name, share in shares.items()}
+    assert fitness.shares_of_connections(Settings(connections_max=connections_max, **lower), machine) is None
+
+
 def test_figures_are_those_of_the_parts_that_have_them(tmp_path: Path) -> None:
     config = ReplicaConfig(node_id="n", cluster_id="c", listen=("127.0.0.1", 1), peers={}, data_dir=tmp_path)
     assert (config.journal_segment_bytes, config.save_log_bytes_max) == (fitness.SEGMENT_BYTES,) * 2
