@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -119,6 +120,33 @@ def test_share_is_told_as_none_exactly_if_it_takes_all_connections_there_can_be_
     most = int(found.text.rpartition("set ")[2].split()[0])
     lower: Any = {name: min(share, most) for name, share in shares.items()}
     assert fitness.shares_of_connections(Settings(connections_max=connections_max, **lower), machine) is None
+
+
+FILLED = ("state_cache_bytes", "history_bytes_max")
+FILLED_BY_OTHERS = ("receiving_bytes_max", "unsent_bytes_max")
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "named", "counted"), [(100, FILLED, FILLED), (700, FILLED_BY_OTHERS, (*FILLED, *FILLED_BY_OTHERS))]
+)
+def test_each_setting_that_fills_memory_counts_byte_for_byte(
+    memory_mib: int, named: tuple[str, ...], counted: tuple[str, ...]
+) -> None:
+    def told(memory: int, **given: int) -> tuple[int, str] | None:
+        found = fitness.memory(Settings(**given), ROOMY._replace(memory_bytes=memory))  # type: ignore[arg-type]
+        return found and (int(re.findall(r"fills? (\d+) MiB", found.text)[0]), found.text)
+
+    first = told(memory_mib * MIB)
+    assert first is not None
+    assert all(name in first[1] for name in named)
+    for name in SETTINGS:
+        raised = {name: getattr(Settings(), name) + 64 * MIB} if "bytes" in name else {}
+        if name in counted or (raised and raised[name] <= SETTINGS[name].most):
+            more = told(memory_mib * MIB, **raised)
+            assert more is not None
+            assert more[0] - first[0] == (64 if name in counted else 0), name
+    again = told(first[0] * MIB)
+    assert again is None or again[1] != first[1], "with as much as is told it is not told any more"
 
 
 def test_figures_are_those_of_the_parts_that_have_them(tmp_path: Path) -> None:
