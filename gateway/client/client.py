@@ -81,6 +81,7 @@ from oncegate.rifl.ids import (
 )
 
 PAGE_ROWS: Final = 500
+PAGE_ROWS_MAX: Final = 1_000
 """Rows that a scan asks for at once."""
 
 
@@ -337,14 +338,20 @@ class Client:
             timeout_s: total time of each page.
 
         Raises:
-            OperationFailed: while it is read: NOT_FOUND, BAD_REQUEST; RETENTION_EXCEEDED if so much has changed
-                meanwhile that no node knows the state any more: begin again.
+            OperationFailed: BAD_REQUEST for an argument out of its bounds; while it is read: NOT_FOUND, BAD_REQUEST,
+                RETENTION_EXCEEDED if so much has changed meanwhile that no node knows the state any more: begin again.
         """
-        given: dict[str, str | int | None] = {"prefix": prefix, "from": start, "to": end, "commit": commit}
-        query: dict[str, str | int] = {name: one for name, one in given.items() if one not in ("", None)}
-        if reverse:
+        given = {"prefix": ("prefix", prefix), "from": ("start", start), "to": ("end", end)}
+        query: dict[str, str | int] = {
+            name: one for name, (what, key) in given.items() if (one := text(key, what, KEY_BYTES_MAX))
+        }
+        if commit is not None:
+            query["commit"] = whole(commit, "commit", 0)
+        if flag(reverse, "reverse"):
             query["reverse"] = "true"
-        return Scan(self._connection, table, query, page_rows, timeout_s)
+        if timeout_s is not None:
+            seconds(timeout_s)
+        return Scan(self._connection, table, query, whole(page_rows, "page_rows", 1, PAGE_ROWS_MAX), timeout_s)
 
     async def get_many(
         self,

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from oncegate import Client, Code, OncegateError, OperationFailed, Outcome, Session, Transaction, sync
 from oncegate.flows.flow import NAME_PATTERN
-from oncegate.gateway.client import arguments
+from oncegate.gateway.client import arguments, client
 from oncegate.gateway.client.batch import Pending
 from oncegate.gateway.http.request_bodies import VALUE_DEPTH_MAX
+from oncegate.gateway.http.routes.tables import PAGE_MAX
 from oncegate.gateway.machine.commands import KEY_BYTES_MAX, TTL_MS_MAX, VALUE_BYTES_MAX
 from oncegate.gateway.wire import Operation
 from oncegate.rifl.session import NONCE_LENGTH_MAX
@@ -251,6 +252,12 @@ async def test_smallest_and_largest_arguments_are_taken(session: Session) -> Non
         ("watch", {"from_commit": "1"}),
         ("watch", {"timeout_s": "1"}),
         ("consume", {"consumer": "c", "timeout_s": "1"}),
+        *(("rows", {name: None}) for name in ("prefix", "start", "end", "reverse", "page_rows")),
+        *(("rows", {"page_rows": page_rows}) for page_rows in (0, 1_001, True, "5")),
+        *(("rows", {"commit": commit}) for commit in (-1, "5", True, 2**53)),
+        ("rows", {"start": "\ud800"}),
+        ("rows", {"reverse": "no"}),
+        ("rows", {"timeout_s": "1"}),
     ],
     ids=str,
 )
@@ -372,6 +379,7 @@ def test_bounds_are_those_of_the_node() -> None:
     assert (arguments.KEY_BYTES_MAX, arguments.VALUE_BYTES_MAX) == (KEY_BYTES_MAX, VALUE_BYTES_MAX)
     assert (arguments.VALUE_DEPTH_MAX, arguments.NONCE_LENGTH_MAX) == (VALUE_DEPTH_MAX, NONCE_LENGTH_MAX)
     assert arguments.TTL_MS_MAX == TTL_MS_MAX
+    assert client.PAGE_ROWS_MAX == PAGE_MAX
 
 
 async def test_time_to_live_is_refused_in_the_words_of_its_bounds(session: Session) -> None:
