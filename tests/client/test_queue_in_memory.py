@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Code, OncegateError, OperationFailed, Transaction
+from oncegate import Code, NotKnownYet, OncegateError, OperationFailed, OutcomeUnknown, Transaction
 from oncegate.recipes import Claim, Queue
 from tests.client.answers import fails
 from tests.client.small_cluster import FULL, GONE, LATE, SmallCluster, in_memory, settle
@@ -273,6 +273,53 @@ async def test_completion_while_the_item_is_given_back_is_told_as_it_happened(
     assert completed is (cluster.names() == [])
     assert await releasing is not completed
     assert await claim.release() is not completed
+
+
+@pytest.mark.parametrize("end", ["complete", "complete with effects", "bury"])
+@pytest.mark.parametrize("fate", ["lost", "late", "stuck", "stuck done"])
+@in_memory
+async def test_end_that_was_cut_off_and_is_asked_for_again_is_told_as_it_happened(
+    cluster: SmallCluster, fate: str, end: str
+) -> None:
+    claim, session = await claimed(cluster)
+
+    async def ended() -> bool:
+        if end == "bury":
+            return await claim.bury()
+        return (await claim.complete(Transaction().put("rows", "r", 1) if "effects" in end else None)).applied
+
+    session.fates.append(fate)  # type: ignore[arg-type]
+    cut = asyncio.ensure_future(ended())
+    await asyncio.sleep(0.01)
+    cut.cancel()
+    (told,) = await asyncio.gather(cut, return_exceptions=True)
+    assert isinstance(told, (OutcomeUnknown, asyncio.CancelledError))
+    other = await claim.complete(Transaction().put("rows", "other", 1)) if fate in ("lost", "stuck done") else None
+    assert await ended()
+    session.arrive()
+    assert await ended()
+    assert other is None or not other.applied, "of what has other effects nothing has happened"
+    assert cluster.names("rows") == (["r"] if "effects" in end else [])
+    assert cluster.names() == ([at("dead", 7)] if end == "bury" else [])
+
+
+@pytest.mark.parametrize("fate", ["lost", "stuck"])
+@in_memory
+async def test_end_whose_fate_nobody_can_tell_now_stays_in_doubt_until_somebody_can(
+    cluster: SmallCluster, fate: str
+) -> None:
+    claim, session = await claimed(cluster)
+    session.fates.append(fate)  # type: ignore[arg-type]
+    cut = asyncio.ensure_future(claim.complete())
+    await asyncio.sleep(0.01)
+    cut.cancel()
+    await asyncio.gather(cut, return_exceptions=True)
+    session.refusals += [NotKnownYet(Code.TIMEOUT), NotKnownYet(Code.TIMEOUT)]
+    for _ in range(2):
+        with pytest.raises(NotKnownYet):
+            await claim.complete()
+    assert (await claim.complete()).applied
+    assert cluster.names() == []
 
 
 @in_memory

@@ -29,6 +29,7 @@ from oncegate.rifl.errors import Code, OncegateError
 if TYPE_CHECKING:
     from oncegate.gateway.client.client import Client
     from oncegate.gateway.client.session import Session
+    from oncegate.gateway.wire import Operation
     from oncegate.rifl.ids import RequestId
 
 ATTEMPTS_MAX: Final = 1_000_000
@@ -74,12 +75,18 @@ class Claim(Hold):
         super().__init__(client, session, table, f"{prefix}taken/{number:0{_DIGITS}d}", token)
         self.number, self._prefix = number, prefix
         self.attempts, self.item = attempts, item
+        self._cut: tuple[Operation, Sequence[RequestId]] | None = None
+        """What was last sent to end it without an answer, and under which id."""
+        self._done: tuple[Operation, WriteResult] | None = None
 
     async def complete(self, effects: Transaction | None = None) -> WriteResult:
         """Take the item out of the queue for good, together with the effects of its processing, exactly once.
 
         Args:
             effects: as of :meth:`completing`, but they stay as they are, for the next claim if this one was lost.
+
+        Called again with the same effects, after it was cut off or its outcome was unknown, it first asks what became
+        of the call before, and tells its result if that was applied.
 
         Returns:
             ``applied`` is False if the claim was lost meanwhile, or a condition of the effects failed (``failed`` says
@@ -124,7 +131,23 @@ class Claim(Hold):
         return moved.put(self._table, key + number, value, ttl_ms=_time(delay_ms, "delay_ms"), then=then)
 
     async def _end(self, transaction: Transaction) -> WriteResult:
-        result = await self._session.transact(transaction)
+        sent = transaction.operation
+        if self._done is not None and self._done[0] == sent:
+            return self._done[1]
+        if self._cut is not None and self._cut[0] == sent:
+            for request in self._cut[1]:
+                fate = await self._session.resolve(request)
+                if fate.applied and fate.result is not None:
+                    return self._ended(sent, fate.result)
+        try:
+            return self._ended(sent, await self._session.transact(transaction))
+        except BaseException as cut:
+            self._cut = sent, put_in_doubt(cut)
+            raise
+
+    def _ended(self, sent: Operation, result: WriteResult) -> WriteResult:
+        if result.applied:
+            self._done = sent, result
         if result.applied and self._left is None:
             self._left = asyncio.get_running_loop().create_future()
             self._left.set_result(True)  # its row has gone
