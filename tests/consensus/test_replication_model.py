@@ -459,6 +459,7 @@ members: list[Event] = [
     ("members", {name: voter for name, voter in zip(NAMES, votes, strict=True) if voter is not None})
     for votes in product((True, False, None), repeat=len(NAMES))
 ]
+all_are_back: list[Event] = [("members", dict.fromkeys(NAMES, True))]
 grows: list[Event] = [("grow", count) for count in (1, 2, 4, 9, 12)]
 commits: list[Event] = [("commit", behind) for behind in (0, 0, 0, 1, 2)]
 evicts: list[Event] = [("evict", kept) for kept in range(4)]
@@ -484,6 +485,7 @@ STORIES: tuple[tuple[tuple[float, ...], tuple[list[Event], ...]], ...] = (
     (SOON_S, (no_room, all_hear, grows, answer(), all_hear)),
     (SOON_S, (grows, all_hear, commits, compacts, all_hear, installs + one_answers, all_hear)),
     (SOON_S, (members, all_hear, one_answers, commits, all_hear, lets_go)),
+    (SOON_S, (members, all_are_back, lets_go, grows, all_hear)),
     ((1.0, 1 - 1 / 1024), (members, [("dismiss", NAMES)], [("dismiss", NAMES)], lets_go)),
     (SOON_S, (grows, all_hear, excuses, all_hear)),
 )
