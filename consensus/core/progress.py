@@ -20,13 +20,8 @@ from collections import deque
 
 from oncegate.consensus.core.repairs import next_index_after_ack
 
-
-class ProgressState(enum.Enum):
-    """What the leader knows of a follower's log."""
-
-    PROBE = "probe"
-    REPLICATE = "replicate"
-    SNAPSHOT = "snapshot"
+ProgressState = enum.Enum("ProgressState", ["PROBE", "REPLICATE", "SNAPSHOT"])
+"""What the leader knows of a follower's log."""
 
 
 class Progress:

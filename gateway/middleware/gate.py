@@ -88,8 +88,9 @@ class Gate:
         self._session: Session | None = None
         self._opening = asyncio.Lock()
         self._running: set[str] = set()
-        self._never_ran: dict[str, str] = {}
-        """Claims of ours that may have been made and were not run: the session that would hold each."""
+        self._claims = 0
+        self._never_ran: dict[tuple[str, str, int], None] = {}
+        """Claims of ours that may have been made and were not run: row, owner and number."""
         self._sweeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -203,15 +204,17 @@ class Gate:
         attempt, version = 1, None
         for _ in range(_CLAIM_TRIES):
             owner = format_client_id(self.session.client_id)
-            claim = IdempotencyRecord("claimed", request.fingerprint, owner, attempt, int(self._now_s()))
+            self._claims += 1
+            claim = IdempotencyRecord(
+                "claimed", request.fingerprint, owner, attempt, int(self._now_s()), claim=self._claims
+            )
             try:
                 written = await self._write(row, claim, version)
             except OperationFailed as failure:
                 if failure.outcome is not Outcome.NOT_APPLIED:
-                    self._note_never_ran(row, owner)
+                    self._note_never_ran(row, claim)
                 raise
             if written.applied:
-                self._never_ran.pop(row, None)
                 may_rerun = self.policy.rerun(request)
                 return Ticket(self, row, claim, written.version or written.commit, may_rerun=may_rerun)
             known = await self._client.get(self.policy.table, row, timeout_s=self.policy.record_timeout_s)
@@ -224,7 +227,7 @@ class Gate:
             if record.state == "done":
                 return self._replayed(record)
             attempt, version = record.attempt, known.version
-            if self._never_ran.get(row) != record.owner:
+            if (row, record.owner, record.claim) not in self._never_ran:
                 if await self._lives(record.owner):
                     return records.IN_PROGRESS
                 if not self.policy.rerun(request):
@@ -254,10 +257,10 @@ class Gate:
         told = await self._client.request(client_id, 1, timeout_s=self.policy.record_timeout_s)
         return told.state != "expired"
 
-    def _note_never_ran(self, row: str, owner: str) -> None:
+    def _note_never_ran(self, row: str, claim: IdempotencyRecord) -> None:
         if len(self._never_ran) >= NEVER_RAN_MAX:
             self._never_ran.pop(next(iter(self._never_ran)))
-        self._never_ran[row] = owner
+        self._never_ran[row, claim.owner, claim.claim] = None
 
     async def _write(self, row: str, record: IdempotencyRecord | None, version: int | None) -> WriteResult:
         """Replace the row of this version, None for no row, by a record, None for its deletion."""

@@ -136,7 +136,12 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The row of a key. ``at_s`` is when it was written, by the writing service's clock: only forgetting reads it."""
+    """The row of a key.
+
+    Attributes:
+        at_s: when it was written, by the writing service's clock: only forgetting reads it.
+        claim: which of its owner's claims it is. One whose write was in doubt never ran, and another one may have.
+    """
 
     state: Literal["claimed", "done"]
     fingerprint: str
@@ -146,6 +151,7 @@ class IdempotencyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int = 0
     headers: list[tuple[str, str]] = []
     body: str | None = None
+    claim: int = 0
 
     def response(self) -> Kept:
         """Return the recorded response."""

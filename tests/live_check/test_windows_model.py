@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -29,8 +29,8 @@ class _Nobody:
         raise AssertionError
 
 
-def checker() -> LiveChecker:
-    return LiveChecker("n1", 1.0, 7, 1_000, _Nobody(), lambda: ())
+def checker(others: Sequence[str] = ()) -> LiveChecker:
+    return LiveChecker("n1", 1.0, 7, 1_000, _Nobody(), lambda: others)
 
 
 class Traffic:
@@ -147,6 +147,21 @@ async def test_windows_of_a_node_and_the_look_at_all_nodes_find_each_kind_of_ano
         found = (await all_nodes.report()).cluster
         assert found.verdict == ("anomaly" if alarms else "ok")
         assert alarms in found.first_anomaly
+
+
+@pytest.mark.parametrize("left_at", range(1, 4))
+async def test_what_others_did_before_they_were_removed_raises_no_alarm_after(left_at: int) -> None:
+    """What this node recorded never was all that was done, and never will be."""
+    others = ["n2", "n3"]
+    check = checker(others)
+    for window in range(4):
+        await check.check_window()
+        assert not check.complete
+        if window + 1 == left_at:
+            others.clear()
+    alone = checker()
+    await alone.check_window()
+    assert alone.complete
 
 
 async def test_rows_may_have_moved_from_the_first_take_on() -> None:
