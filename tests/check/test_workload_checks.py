@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncegate.proof.check.checks import LOST
 from oncegate.proof.check.workloads import workload_of
@@ -581,3 +583,18 @@ def test_every_workload_has_a_good_and_a_bad_history_here_and_says_what_it_prove
 def test_lists_without_final_reads_are_undecided_and_not_valid() -> None:
     found = verdicts("append", Book().did("append", "l0", 1).events)
     assert found[LOST].verdict == "unknown"
+
+
+@given(st.lists(st.integers(1, 3), min_size=3, max_size=3), st.permutations(range(3)), st.integers(0, 8))
+def test_a_session_is_in_order_exactly_if_all_rows_of_each_call_come_before_those_of_the_next(
+    sizes: list[int], places: list[int], moved: int
+) -> None:
+    """Calls of one to three rows; whole ones change places, and then one row does with another."""
+    calls = [number for number, size in enumerate(sizes, 1) for _ in range(size)]
+    calls.sort(key=lambda number: places[number - 1])
+    one, other = moved % len(calls), moved * 5 % len(calls)
+    calls[one], calls[other] = calls[other], calls[one]
+    scan = [[number, 10 + at] for at, number in enumerate(calls)]
+    found = verdicts("order", seen(*scan, [4, 99], book=called(c2="applied")).events)
+    (result,) = [one for name, one in found.items() if name.startswith("the effects of a session")]
+    assert (result.verdict == "valid") == (calls == sorted(calls)), scan
