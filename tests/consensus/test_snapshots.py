@@ -455,6 +455,22 @@ def test_foreign_stale_damaged_and_misplaced_chunks_never_reach_the_sink():
     assert receiver.written == CONTENT[0][:16]
 
 
+def test_what_is_missing_is_told_once_after_each_offer_and_at_each_place_however_often_it_comes_badly():
+    receiver = Receiver()
+    for place in (0, 8, 16):
+        for _ in range(3):
+            receiver.offer()
+            before = len(receiver.answers)
+            for _ in range(2):
+                receiver.chunk(0, place, 8, crc=0)
+            assert receiver.answers[before:] == [(SnapshotVerdict.REJECTED, (0, place))]
+        receiver.chunk(0, place, 8)
+        before = len(receiver.answers)
+        receiver.chunk(0, place, 8)
+        assert receiver.answers[before:] == [(SnapshotVerdict.REJECTED, (0, place + 8))]
+    assert receiver.written == CONTENT[0][:24]
+
+
 def test_a_new_offer_ends_the_earlier_transfer_and_its_chunks_are_stale():
     receiver = Receiver()
     receiver.offer()
