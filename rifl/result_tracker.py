@@ -14,7 +14,7 @@ Invariants; whoever is about to break one gets an InvariantViolation, and nothin
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Protocol
@@ -135,18 +135,13 @@ class ResultTracker(msgspec.Struct, gc=False):
             raise InvariantViolation(
                 f"range {record.first}..{record.last} has {len(record.fingerprints)} bytes of prints"
             )
-        if record.first <= self.highest or record.first < self.first_incomplete or record.commit < 1:
-            self._require_new(record.first, record.last, record.commit)
-        ranges = self._ranges
-        if ranges is None:
+        self._require_new(record.first, record.last, record.commit)
+        if self._ranges is None:
             self._ranges = [record]
-        elif ranges[-1].first > record.first:
-            ranges.insert(bisect_right(ranges, record.first, key=_first), record)
         else:
-            ranges.append(record)
+            insort(self._ranges, record, key=_first)
         self.bytes += len(record.fingerprints)
-        if record.last > self.highest:
-            self.highest = record.last
+        self.highest = max(self.highest, record.last)
 
     def record_run(self, record: RangeRecord) -> None:
         """Remember single operations under adjacent numbers that were plainly applied, each as :meth:`record` would.
@@ -173,13 +168,12 @@ class ResultTracker(msgspec.Struct, gc=False):
             raise InvariantViolation(f"operation {first} was executed under commit number {commit}")
         if first < max(1, self.first_incomplete):
             raise InvariantViolation(f"operation {first} is recorded below first incomplete {self.first_incomplete}")
-        ranges = self.ranges
-        at = bisect_right(ranges, last, key=_first) - 1
-        if (
-            self.find(first) is not None
-            or (first < last and any(first <= sequence <= last for sequence in self.records))
-            or (at >= 0 and ranges[at].last >= first)
-        ):
+        if first > self.highest:
+            return
+        # Of a single number nothing is searched: there may be as many records as the window has places.
+        known = self.find(first) is not None if first == last else any(first <= s <= last for s in self.records)
+        at = bisect_right(self.ranges, last, key=_first) - 1
+        if known or (at >= 0 and self.ranges[at].last >= first):
             raise InvariantViolation(f"a record of operations {first} to {last} exists: they were executed twice")
 
     def acknowledge(self, first_incomplete: SequenceNumber) -> None:
@@ -327,7 +321,7 @@ class ResultTracker(msgspec.Struct, gc=False):
                 end = part.last + 1
         if records and min(records) < first_incomplete:
             raise InvariantViolation(f"saved record {min(records)} is below first incomplete {first_incomplete}")
-        if max((0, *records, *[part.last for parts in (ranges, runs) for part in parts[-1:]])) > highest:
+        if max((0, *records, *[part.last for parts in (ranges, runs) for part in parts])) > highest:
             raise InvariantViolation(f"a saved record is above {highest}, the highest number seen")
         tracker = cls(shared_int(window), first_incomplete, highest, 0, records or None, ranges or None, runs or None)
         if records:

@@ -358,6 +358,13 @@ def test_each_small_tracker_takes_what_is_new_and_nothing_twice() -> None:
                 tells_exactly(tracker, WINDOW, ack, max(highest, last), left)
 
 
+def test_saved_tracker_that_none_was_is_refused_by_what_is_wrong() -> None:
+    parts = [_part(3, [1], 1, "", 1), _part(3, [1], 1, "", 1)]
+    for held, words in (((parts, []), "saved range 3..3 overlaps"), (([], parts), "saved run 3..3 overlaps")):
+        with pytest.raises(InvariantViolation, match=words):
+            ResultTracker.restore(4, 1, 9, {}, *held)
+
+
 def test_tracker_begins_with_nothing_and_its_bound_is_what_the_table_says() -> None:
     assert ResultTracker().dump() == [WINDOW_DEFAULT, 1, 0, [], []]
     assert ResultTracker().bytes == 0
