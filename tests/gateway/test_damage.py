@@ -20,6 +20,7 @@ from oncegate.gateway.client import Client
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine.state import MachineState, scrub, state_digest
 from oncegate.gateway.machine.state.errors import StateCorrupt
+from oncegate.gateway.machine.state.restore import all_cells
 from oncegate.gateway.machine.state.scrub import Scrubber
 from oncegate.gateway.machine.state.store import RocksStore
 from tests.conftest import Api
@@ -35,6 +36,10 @@ VALUE = "x" * 100
 def damage(state: Path) -> Path:
     """Flip one byte in a block of rows of a saved state, as the disk would: through the file; return the file."""
     (store,) = state.glob("store-*")
+    return damaged_store(store)
+
+
+def damaged_store(store: Path) -> Path:
     file = max(store.glob("*.sst"), key=lambda each: each.stat().st_size)
     handle = os.open(file, os.O_RDWR)
     try:
@@ -147,6 +152,25 @@ def test_damage_of_a_store_that_was_replaced_meanwhile_is_nobodys(
     assert found_by_scrub(member.state).passes == 0
     assert member.state.damage is None
     sound.close()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_damage_that_a_read_comes_upon_is_found_in_a_state_of_this_start_and_in_one_that_was_installed(
+    member: Member, tmp_path: Path, installed: bool
+) -> None:
+    target = Member(tmp_path / "target", member.log, cache_bytes=0)
+    target.apply(90)
+    target.save()
+    if installed:
+        ship(member.state, target.state).install()
+    store = target.state._store
+    file = damaged_store(store.path)
+    store.reopen()  # without what it has in memory
+    with pytest.raises(StateCorrupt):
+        list(all_cells(store))
+    assert target.state.damage is not None
+    assert file.name in str(target.state.damage)
+    target.close()
 
 
 def test_damaged_state_stays_damaged_at_the_next_start_until_a_snapshot_replaces_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from stat import S_IMODE
 
@@ -35,6 +36,21 @@ def test_file_with_secrets_that_others_may_read_or_change_is_refused_by_name(
     near = Settings(**{name: path})
     check_secrets(near)  # a warning there
     assert len(exposed_secrets(near)) == exposed
+
+
+@pytest.mark.parametrize("http", ["127.0.0.1", "10.0.0.1"])
+@pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.1"])
+def test_open_secret_is_refused_as_soon_as_one_of_the_two_addresses_is_reached_by_others(
+    tmp_path: Path, http: str, peer: str
+) -> None:
+    path = tmp_path / "a file"
+    path.write_text("x")
+    path.chmod(0o644)
+    settings = Settings(http_listen=f"{http}:7400", peer_listen=f"{peer}:7401", secret_file=path)
+    with (
+        contextlib.nullcontext() if http == peer == "127.0.0.1" else pytest.raises(ValueError, match=r"^secret_file: ")
+    ):
+        check_secrets(settings)
 
 
 def test_certificates_are_no_secrets_and_files_that_are_missing_are_left_to_those_who_open_them(tmp_path: Path) -> None:

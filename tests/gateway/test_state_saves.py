@@ -24,6 +24,7 @@ from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state import MachineState, durable, session_images, state_digest, store
 from oncegate.gateway.machine.state import keys as keys_module
 from oncegate.gateway.machine.state import rows as rows_module
+from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS
 from oncegate.gateway.machine.state.layout import META_KEY, encode_row, encode_rows
@@ -301,23 +302,30 @@ def test_kill_at_random_moments_loses_no_save(tmp_path: Path) -> None:
 def test_disk_that_refuses_is_tried_again_and_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     member = Member(tmp_path / "s", RandomLog(3), retry_s=0.01)
     member.apply(30)
-    ingest, finish, refusals = RocksStore.ingest, CellWriter.finish, iter(range(6))
+    order: list[str] = []
 
     def failing(original: Callable[..., None]) -> Callable[..., None]:
+        refusals = iter(range(2))
+
         def attempt(*arguments: Any) -> None:
             if next(refusals, None) is not None:
+                order.append(original.__name__)
                 raise StoreFailed("no space left on device")
             original(*arguments)
 
         return attempt
 
-    monkeypatch.setattr(RocksStore, "ingest", failing(ingest))
-    monkeypatch.setattr(CellWriter, "finish", failing(finish))
+    monkeypatch.setattr(RocksStore, "ingest", failing(RocksStore.ingest))
+    monkeypatch.setattr(CellWriter, "finish", failing(CellWriter.finish))
+    monkeypatch.setattr(StateDirectory, "advance", failing(StateDirectory.advance))
     monkeypatch.setattr(RocksStore, "refuses_writes", property(lambda self: True))  # opened again after each failure
     member.begin_save()
     member.apply(30)
     assert member.wrong() is None
     member.wait_saved()
+    assert order == ["finish", "finish", "ingest", "ingest", "advance", "advance"], (
+        "each step failed, and was tried again"
+    )
     assert member.state.stats.failures == 6
     assert member.state.saved == point(30)
     member.save()
