@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oncegate import Code, OperationFailed
 from oncegate.gateway.client.batch import (
     GONE,
     OperationsBatch,
@@ -186,3 +187,31 @@ def test_rows_of_a_put_many_wait_for_a_row_of_theirs_that_travels(busy: bool) ->
     sending.waiting.append(PendingRows("stream", ["a", "b"], ["1", "2"], Open(), 1.0))  # type: ignore[arg-type]
     batch, _ = sending.take([{"stream": {"b" if busy else "c"}}])
     assert (batch is None) == busy
+
+
+class Noted(Open):
+    """A promise that notes what it fails with."""
+
+    failure: BaseException | None = None
+
+    def set_exception(self, failure: BaseException, /) -> None:
+        self.failure = failure
+
+    def fail(self, _: int, failure: BaseException) -> None:
+        self.failure = failure
+
+
+@given(st.lists(st.sampled_from(["alone", "row of many", "rows on a stream"]), max_size=12))
+def test_what_waits_of_a_put_many_is_refused_when_the_session_is_lost_and_single_writes_go_on(kinds: list[str]) -> None:
+    sending = SendQueue(RequestTracker(window=512), Tuning())
+    promises = [Noted() for _ in kinds]
+    for at, (kind, promise) in enumerate(zip(kinds, promises, strict=True)):
+        one = Pending(Operation(0, "put", "rows", f"k{at}", 1), None, promise, 1.0, alone=kind == "alone")
+        rows = PendingRows("stream", ["a"], ["1"], promise, 1.0)  # type: ignore[arg-type]
+        sending.waiting.append(rows if kind == "rows on a stream" else one)
+    lost = OperationFailed(Code.SESSION_EXPIRED)
+    assert sending.refuse_rows(lost) == len(kinds) - kinds.count("alone")
+    kept = [pending.operation.key for pending in sending.waiting if isinstance(pending, Pending)]
+    assert kept == [f"k{at}" for at, kind in enumerate(kinds) if kind == "alone"]
+    told = [getattr(promise.failure, "code", None) for promise in promises]
+    assert told == [None if kind == "alone" else Code.SESSION_EXPIRED for kind in kinds]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -111,6 +112,25 @@ def test_nothing_is_compacted_before_the_save_is_durable():
     node.machine.work()
     node.tick()
     assert 0 < node.engine.log.base.index <= node.machine.saved.index
+
+
+@pytest.mark.parametrize("saved", [2, 60, 100])
+@pytest.mark.parametrize("needed_from", [None, 2, 30, 60, 61, 100, 101, 200])
+@pytest.mark.parametrize("base", [1, 29, 59])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_the_log_is_cut_behind_what_is_saved_and_not_before_what_somebody_needs(saved, needed_from, base, is_full):
+    cut, config = [], config_of(log_kept_bytes=0)
+    log = SimpleNamespace(
+        base=SimpleNamespace(index=min(base, saved)),
+        bytes_used=config.journal_segment_bytes + is_full,
+        membership=SimpleNamespace(at=None),
+        compact=lambda index, **_: cut.append(index),
+    )
+    saving = Saving(config, log, SimpleNamespace(saved=SavedPoint(saved, 1, INSTALLED), saving=True))
+    saving.needed_from = needed_from
+    saving.applied(120)
+    unneeded = saved if needed_from is None else min(saved, needed_from - 1)
+    assert cut == ([unneeded] if is_full and saved > base else [])
 
 
 def test_a_log_that_outgrows_its_bound_is_saved_unasked():
