@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -246,6 +247,18 @@ def test_take_onto_a_row_replaces_it_as_it_is_then(made: bool) -> None:
     assert table.bytes == len("x/a") + len(b"[1]") + 120
     before = log.machine.changes[-1][4]
     assert before.value == (b'"made, and longer than before"' if made else b'"there before"')  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("written", [*product(("", "put", "delete"), repeat=3)])
+def test_take_passes_over_the_rows_that_its_transaction_writes(written: tuple[str, ...], count: int) -> None:
+    log, keys = Log(), ("r/a", "r/b", "r/c")
+    log.transact(1, *(put("t", key, [0]) for key in keys))
+    writes = [
+        put("t", key, [9]) if how == "put" else delete(key) for key, how in zip(keys, written, strict=True) if how
+    ]
+    free = [f"x/{key[2:]}" for key, how in zip(keys, written, strict=True) if not how]
+    assert [one.key for one in taken(log.transact(2, *writes, take(count)))] == free[:count]
 
 
 @pytest.mark.parametrize("over", [0, 1])
