@@ -78,11 +78,15 @@ class _Valued(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OperationFailed: BAD_REQUEST if the value does not fit, with where.
         """
-        value = self.value  # type: ignore[attr-defined]
-        try:
-            return msgspec.convert(value, kind)
-        except msgspec.ValidationError as unfit:
-            raise OperationFailed(Code.BAD_REQUEST, f"the value is no {kind!r}: {unfit}") from unfit
+        return as_kind(self.value, kind)  # type: ignore[attr-defined]
+
+
+def as_kind(value: Any, kind: type[T]) -> T:
+    """Return a value as a type; raises as :meth:`Row.value_as`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as unfit:
+        raise OperationFailed(Code.BAD_REQUEST, f"the value is no {kind!r}: {unfit}") from unfit
 
 
 class WriteResult(msgspec.Struct, Generic[V_co], frozen=True, gc=False, kw_only=False):

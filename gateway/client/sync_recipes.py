@@ -65,6 +65,10 @@ class Claim(Hold):
     def _opened(self) -> asynchronous.Claim:
         return self._claim
 
+    def item_as(self, kind: type[T]) -> T:
+        """Return the item as a type, as :meth:`oncegate.Row.value_as`."""
+        return self._claim.item_as(kind)
+
     def completing(self, effects: Transaction | None = None) -> Transaction:
         """Return the transaction that :meth:`complete` sends, for any session, at any time."""
         return self._claim.completing(effects)

@@ -214,6 +214,19 @@ async def test_row_change_and_item_bring_a_type_back_or_say_where_they_do_not_fi
     assert caught.value.code is Code.BAD_REQUEST
 
 
+async def test_item_of_a_queue_brings_a_type_back_where_it_is_claimed_and_where_it_was_buried(
+    encoding: Client, writing: Session
+) -> None:
+    queue = Queue(encoding, writing, "seats", table="rows")
+    await queue.put(SEAT)
+    claim = await queue.claim()
+    assert claim.item_as(Seat) == SEAT
+    with fails(Code.BAD_REQUEST):
+        claim.item_as(dict[str, int])
+    await claim.bury()
+    assert [letter.item_as(Seat) async for letter in queue.dead()] == [SEAT]
+
+
 plain_json = st.recursive(
     st.none()
     | st.booleans()

@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from oncegate.gateway.client.arguments import TTL_MS_MAX, flag, key_of, whole
 from oncegate.gateway.client.recipes.line import TABLE, Hold, Recipe, put_in_doubt, task_of
 from oncegate.gateway.client.recipes.turns import turn
-from oncegate.gateway.client.results import Json, Row, Value, WriteResult
+from oncegate.gateway.client.results import Json, Row, Value, WriteResult, as_kind
 from oncegate.gateway.client.transaction import TAKE_MAX, Transaction
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from oncegate.gateway.wire import Operation
     from oncegate.rifl.ids import RequestId
 
+T = TypeVar("T")
 ATTEMPTS_MAX: Final = 1_000_000
 _PAGE_ROWS: Final = 32
 _DIGITS: Final = 19
@@ -49,6 +50,10 @@ class DeadLetter(NamedTuple):
     number: int
     item: Json
     attempts: int
+
+    def item_as(self, kind: type[T]) -> T:
+        """Return the item as a type, as :meth:`oncegate.Row.value_as`."""
+        return as_kind(self.item, kind)
 
 
 class Claim(Hold):
@@ -78,6 +83,10 @@ class Claim(Hold):
         self._cut: tuple[Operation, Sequence[RequestId]] | None = None
         """What was last sent to end it without an answer, and under which id."""
         self._done: tuple[Operation, WriteResult] | None = None
+
+    def item_as(self, kind: type[T]) -> T:
+        """Return the item as a type, as :meth:`oncegate.Row.value_as`."""
+        return as_kind(self.item, kind)
 
     async def complete(self, effects: Transaction | None = None) -> WriteResult:
         """Take the item out of the queue for good, together with the effects of its processing, exactly once.
