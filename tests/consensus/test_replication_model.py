@@ -501,6 +501,9 @@ STORIES_TOLD = [told(_dice, *story) for story in STORIES for _ in range(60)]
 """Chosen once: so a list of them costs Hypothesis little to draw, and to make smaller."""
 
 
+SENT: Steps = [(0.0, ("replicate", NAMES)), (0.0, ("answers", "n2")), (0.0, ("replicate", NAMES))]
+
+
 def joined(parts: tuple[Steps, ...] | list[Steps]) -> Steps:
     return [step for part in parts for step in part]
 
@@ -523,6 +526,25 @@ def play(both: Both, steps: Steps) -> None:
 @given(st.sampled_from([4000, 0]), stories)
 def test_leader_sends_what_the_model_sends(catch_up_bytes_per_s: int, steps: Steps) -> None:
     play(Both(config_with(catch_up_bytes_per_s)), [(0.0, ("begin",)), *steps])
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_whatever_happens_once_and_late_is_as_in_the_model(kind: int) -> None:
+    """Each event that there is, some time after all followers were sent what they lack, and once more after that."""
+    for event in {repr(event): event for event in KINDS[kind]}.values():
+        late = (0.5, event)
+        play(Both(config_with()), [(0.0, ("begin",)), *SENT, late, (0.5, SENT[-1][1]), late])
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_removed_member_goes_once_it_has_and_knows_committed_the_entry_that_removes_it(done: int) -> None:
+    hear = (0.25, ("replicate", NAMES))
+    told: Steps = [hear, (0.0, ("answers", "n3")), (0.0, ("commit", 0)), hear]
+    both, dismiss = Both(config_with()), (0.0, ("dismiss", NAMES))
+    play(both, [(0.0, ("begin",)), *SENT, (0.0, ("members", {"n2": True})), *told[:done], dismiss])
+    assert "n3" in both.real.leaving
+    play(both, [*told[done:], dismiss])
+    assert "n3" not in both.real.leaving
 
 
 @given(st.lists(st.sampled_from(ANY_STEP), max_size=8).map(joined))
