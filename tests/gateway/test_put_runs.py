@@ -38,7 +38,10 @@ def _op(dice: random.Random, sequence: int, table: str) -> c.Op:
 
 
 def _request(dice: random.Random, sent: dict[int, c.Op], highest: int) -> c.Operate:
-    """A request of one to three runs: new, sent before, sent before with another payload, or after a gap."""
+    """A request of one to three runs: new, sent before, sent before with another payload, or after a gap.
+
+    Now and then its session is another owner's by now.
+    """
     sequence = max(1, highest + dice.choice((1, 1, 1, 1, 2, -1, -4)))
     acked = max(1, sequence - dice.randrange(14))
     ops: list[c.Op] = []
@@ -50,7 +53,7 @@ def _request(dice: random.Random, sent: dict[int, c.Op], highest: int) -> c.Oper
             ops.append(sent[sequence])
             sequence += 1
         sequence += dice.choice((0, 0, 0, 0, 1))
-    return c.Operate(1, 1, SequenceNumber(acked), ops, "", dice.choice(("", "00-a")))
+    return c.Operate(1, int(dice.random() < 0.9), SequenceNumber(acked), ops, "", dice.choice(("", "00-a")))
 
 
 def _said(result: Operated) -> list[object]:
