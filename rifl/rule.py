@@ -364,7 +364,7 @@ def decide_each(
             add(Rejected(sequence, refusal))
             if in_order and REGISTRY[refusal.code].retryable:
                 break
-    for op in operations[len(verdicts) :]:  # behind one that was refused for now
+    for op in operations[len(verdicts) :] if in_order else ():  # behind one that was refused for now
         verdict = decide(tracker, op.sequence, first_incomplete, op.fingerprint, stand)
         if isinstance(verdict, Replay):
             add(Replayed(op.sequence, verdict.record))
