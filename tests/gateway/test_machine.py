@@ -100,6 +100,48 @@ HISTORIES: dict[str, History] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("PUT", None), ("DELETE", None), ("INCREMENT", "BAD_REQUEST"), ("APPEND", "BAD_REQUEST"), ("GET", "BAD_REQUEST")],
+)
+def test_stream_table_takes_in_the_log_what_it_takes_at_the_edge(kind: str, code: str | None) -> None:
+    log = started()
+    before = state_digest(log.machine)
+    told = log.one(op(1, c.OpKind[kind], table="s", value=b"1", by=1))
+    assert told == ((1, None, False) if code is None else Code[code])
+    assert code is None or state_digest(log.machine) == before
+
+
+def test_put_without_a_value_is_null_wherever_it_goes() -> None:
+    log = started()
+    for at, kind in enumerate((c.Op, c.Write), 1):
+        log.one(kind(at, 1, "t", f"k{at}", c.fingerprint_put("t", f"k{at}", b"null")))
+        row = log.machine.tables["t"].rows.get(f"k{at}")
+        assert row is not None
+        assert row.value == b"null"
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        *(("t", kind) for kind in ("PUT", "DELETE", "INCREMENT", "GET", "transaction")),
+        ("s", "PUT"),
+        ("s", "transaction"),
+    ],
+)
+def test_record_of_each_kind_of_write_keeps_the_trace_of_its_request(table: str, kind: str) -> None:
+    log, trace = started(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    if kind == "transaction":
+        write = c.Write(0, 1, table, "k", 0, b"1")
+        sent: c.Command = c.OperateMixed(1, 1, 1, [c.Transaction(1, 7, [], [write])], "", trace)
+    else:
+        sent = c.Operate(1, 1, 1, [op(1, c.OpKind[kind], table=table, value=b"1", by=1)], "", trace)
+    log.do(sent)
+    record = log.machine.trackers[1].find(1)
+    assert record is not None
+    assert record.traceparent == trace
+
+
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 @pytest.mark.parametrize("together", [False, True], ids=["an entry each", "in one entry"])
 def test_each_operation_of_a_history_runs_once_and_is_answered_as_its_case_says(
