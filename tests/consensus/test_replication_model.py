@@ -536,6 +536,19 @@ def test_whatever_happens_once_and_late_is_as_in_the_model(kind: int) -> None:
         play(Both(config_with()), [(0.0, ("begin",)), *SENT, late, (0.5, SENT[-1][1]), late])
 
 
+@pytest.mark.parametrize("grown", range(5))
+@pytest.mark.parametrize("catch_up_bytes_per_s", [4000, 0])
+def test_a_follower_that_reads_old_entries_gets_its_rate_and_what_the_log_grows_by(
+    catch_up_bytes_per_s: int, grown: int
+) -> None:
+    both = Both(config_with(catch_up_bytes_per_s))
+    turn: Steps = [
+        (0.125, ("grow", grown)),
+        *((0.0, one) for one in (("evict", 0), *all_hear, ("ack", "n2", 2, True, False, 0))),
+    ]
+    play(both, [(0.0, ("begin",)), (0.0, ("grow", 90)), *turn * 40])
+
+
 @pytest.mark.parametrize("done", range(4))
 def test_removed_member_goes_once_it_has_and_knows_committed_the_entry_that_removes_it(done: int) -> None:
     hear = (0.25, ("replicate", NAMES))

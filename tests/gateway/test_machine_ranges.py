@@ -95,7 +95,9 @@ def test_refused_range_changes_neither_acks_nor_lease() -> None:
 
 def test_range_without_a_session_is_judged_as_if_each_had_come_alone() -> None:
     made = machine()
-    assert parts(apply(made, range_of(1, 4, client=7))[0]) == [(1, 4, "SESSION_EXPIRED", 0)]
+    [refused] = apply(made, range_of(1, 4, client=7))
+    assert parts(refused) == [(1, 4, "SESSION_EXPIRED", 0)]
+    assert type(refused.parts[0].last) is int, "as it is told"
     assert parts(apply(made, range_of(1, 4, client=7, fi=5))[0]) == [(1, 4, "BAD_ACK", 0)]
     assert parts(apply(made, range_of(1, 4, client=7, fi=3))[0]) == [(1, 2, "BAD_ACK", 0), (3, 4, "SESSION_EXPIRED", 0)]
 

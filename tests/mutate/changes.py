@@ -70,12 +70,16 @@ def _statements_of_names(module: cst.Module) -> Sequence[cst.CSTNode]:
     """Return what lists names only, ``__slots__`` and ``__all__``, and what names a type for the type checker only."""
     targets = m.AssignTarget(target=m.Name("__slots__") | m.Name("__all__"))
     new_type = m.Call(func=m.Name("NewType") | m.Name("TypeVar"))
+    named = m.AnnAssign(annotation=m.Annotation(annotation=m.Name("TypeAlias")))
     union = m.BinaryOperation(left=m.Name() | m.BinaryOperation(), operator=m.BitOr(), right=m.Name())
     alias = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target=m.Name())], value=union)])
     # That a record is frozen is what mypy holds its users to; whether its garbage is collected, nobody can tell.
     kept = m.Arg(keyword=m.Name("frozen") | m.Name("gc"), value=m.Name("True") | m.Name("False"))
     aliases = [each for each in module.body if m.matches(each, alias)]
-    return [*m.findall(module, m.Assign(targets=[targets]) | m.Assign(value=new_type) | kept | _NEVER), *aliases]
+    return [
+        *m.findall(module, m.Assign(targets=[targets]) | m.Assign(value=new_type) | named | kept | _NEVER),
+        *aliases,
+    ]
 
 
 def _within(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

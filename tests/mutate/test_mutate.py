@@ -15,6 +15,7 @@ CODE = '''"""A module."""
 
 __slots__ = ("a",)
 Amount = NewType("Amount", int)
+Pair: TypeAlias = tuple[int, int]
 MOST: int = 3
 Either = Amount | str
 
@@ -53,7 +54,7 @@ def test_words_annotations_and_lists_of_names_are_not_changed() -> None:
     assert not [
         was
         for was, _ in _changes()
-        if "__slots__" in was or "NewType" in was or was.startswith(('"""', "def", "Either"))
+        if "__slots__" in was or "NewType" in was or "TypeAlias" in was or was.startswith(('"""', "def", "Either"))
     ]
     assert not [was for was, now in _changes() if ("assert_never" in was) != ("assert_never" in now)]
     assert [now for was, now in _changes() if was.startswith("class")] == [
