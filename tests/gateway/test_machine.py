@@ -24,6 +24,7 @@ from oncegate.rifl.range_rule import NewPart
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import EXECUTE, OpVerdict, Replay, decide
 from tests.gateway.logs import told
+from tests.gateway.test_row_moves import told as items_of
 
 QUOTA = 1 << 20
 
@@ -129,8 +130,9 @@ def test_put_without_a_value_is_null(kind: type[c.Op]) -> None:
         ("s", "transaction"),
     ],
 )
-def test_record_of_each_kind_of_write_keeps_the_trace_of_its_request(table: str, kind: str) -> None:
+def test_record_and_item_of_each_kind_of_write_keep_the_trace_of_its_request(table: str, kind: str) -> None:
     log, trace = started(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    log.do(c.DeclareFlow(b'{"name":"f","source":"t"}'))
     if kind == "transaction":
         write = c.Write(0, 1, table, "k", 0, b"1")
         sent: c.Command = c.OperateMixed(1, 1, 1, [c.Transaction(1, 7, [], [write])], "", trace)
@@ -140,6 +142,7 @@ def test_record_of_each_kind_of_write_keeps_the_trace_of_its_request(table: str,
     record = log.machine.trackers[1].find(1)
     assert record is not None
     assert record.traceparent == trace
+    assert table == "s" or {item[-1] for item in items_of(log)} == (set() if kind == "GET" else {trace})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)

@@ -93,6 +93,19 @@ def test_refused_range_changes_neither_acks_nor_lease() -> None:
     assert made.sessions.get(1).ends_ms == 10_000  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("epoch", "at", "code"), [(0, 0, "FENCED"), (1, 20_000, "SESSION_EXPIRED")])
+def test_range_of_an_owner_before_and_of_a_session_that_is_over_executes_nothing(
+    epoch: int, at: int, code: str
+) -> None:
+    made = machine()
+    assert parts(apply(made, range_of(1, 2))[0]) == [(1, 2, "EXECUTE", 1)]
+    before = items(made)
+    [result] = apply(made, msgspec.structs.replace(range_of(1, 4), epoch=epoch), at=at)
+    told = {(first, last): what for first, last, what, _ in parts(result)}
+    assert told == ({(1, 4): code} if epoch == 0 else {(1, 2): "REPLAY", (3, 4): code})
+    assert items(made) == before
+
+
 def test_range_without_a_session_is_judged_as_if_each_had_come_alone() -> None:
     made = machine()
     [refused] = apply(made, range_of(1, 4, client=7))
