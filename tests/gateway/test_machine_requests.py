@@ -250,7 +250,8 @@ def test_strangers_resolve_without_renewing_and_fenced_owners_may_not_acknowledg
     assert resolved(log, 2, at=5_000) is Fate.SEALED
     assert [s.ends_ms for s in log.machine.sessions] == ends
     log.do(c.TakeOver(1, "b"))
-    assert resolved(log, 1, epoch=1, fi=1) is Code.FENCED
+    [refused] = log.do(c.Resolve(1, 1, 1, 1))
+    assert (refused.code, refused.detail) == (Code.FENCED, log.machine.fenced_by(1, 1))
     assert resolved(log, 1) is Fate.EXECUTED
 
 
