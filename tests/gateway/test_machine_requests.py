@@ -255,6 +255,22 @@ def test_strangers_resolve_without_renewing_and_fenced_owners_may_not_acknowledg
     assert resolved(log, 1) is Fate.EXECUTED
 
 
+@pytest.mark.parametrize("fi", [1, 2, 3, 9, 1_000])
+def test_what_a_stranger_says_of_the_owners_acks_counts_for_nothing(fi: int) -> None:
+    log = started()
+    log.one(increment(1))
+    assert resolved(log, 1, fi=fi) is Fate.EXECUTED
+    assert resolved(log, 2, fi=fi) is Fate.SEALED
+    assert log.machine.trackers[1].first_incomplete == 1
+
+
+def test_session_that_was_never_opened_is_not_found_and_one_that_is_gone_has_expired() -> None:
+    log = started()
+    log.do(c.CloseSession(1, 1))
+    assert resolved(log, 1) is Fate.EXPIRED
+    assert resolved(log, 1, client=2) is Code.NOT_FOUND
+
+
 @pytest.mark.parametrize("window", [2, 8])
 def test_seals_take_places_in_the_window_and_go_with_the_ack(window: int) -> None:
     log = started(window=window)
