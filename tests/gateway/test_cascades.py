@@ -76,6 +76,7 @@ def test_parts_are_written_once_and_the_last_one_moves_the_cursor() -> None:
     assert last == Cascaded(1, before + 3, 1, replayed=False)
     assert cluster.done(part(1, 2, fence, COUNT, last=True)) == Cascaded(1, before + 3, 1, replayed=True)
     assert cluster.done(part(1, 1, fence, PUT, COUNT)) == Cascaded(1, before + 1, 2, replayed=True)
+    assert cluster.machine.replayed == 3
     assert (count_of(cluster), derived(cluster), cursor_of(cluster)) == (4, [("a", b"1")], 1)
 
 

@@ -271,6 +271,23 @@ def test_session_that_was_never_opened_is_not_found_and_one_that_is_gone_has_exp
     assert resolved(log, 1, client=2) is Code.NOT_FOUND
 
 
+@pytest.mark.parametrize("what", ["resolve", "write"])
+@pytest.mark.parametrize("late", [-1, 0, 1])
+def test_owner_renews_and_acknowledges_up_to_the_last_millisecond_of_its_lease(what: str, late: int) -> None:
+    log = started()
+    log.one(increment(1))
+    [session] = log.machine.sessions
+    now = session.ends_ms + late
+    if what == "write":
+        told = log.one(increment(2), fi=2, at=now)
+        assert (told is Code.SESSION_EXPIRED) == (late > 0)
+    else:
+        [result] = log.do(c.Resolve(1, 2, 1, 2), at=now)
+        assert result.memory_ms == (session.lease_ms if late <= 0 else 0)
+    assert session.ends_ms == (now - late if late > 0 else now + session.lease_ms)
+    assert log.machine.trackers[1].first_incomplete == (1 if what == "write" and late > 0 else 2)
+
+
 @pytest.mark.parametrize("window", [2, 8])
 def test_seals_take_places_in_the_window_and_go_with_the_ack(window: int) -> None:
     log = started(window=window)
