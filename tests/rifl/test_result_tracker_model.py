@@ -280,15 +280,15 @@ def small_tracker(kinds: str) -> tuple[ResultTracker, dict[int, Done]]:
         size, commit = (5 * (first % 2) if kind == "a" else 0), 10 * first
         prints = [100 + number for number in range(first, last + 1)]
         if kind == "a":
-            tracker.record(first, prints[0], commit, Bytes(size) if size else None)
+            tracker.record(first, prints[0], commit, Bytes(size) if size else None, "trace")
         elif kind == "r":
-            tracker.record_range(_part(first, prints, commit, "", len(prints)))
+            tracker.record_range(_part(first, prints, commit, "trace", len(prints)))
             size = FINGERPRINT_BYTES
         else:
-            tracker.record_run(_part(first, prints, commit, "", len(prints)))
+            tracker.record_run(_part(first, prints, commit, "trace", len(prints)))
         for at, print_ in enumerate(prints):
             result = Bytes(size) if kind == "a" and size else None
-            record = CompletionRecord(print_, commit + at, result)
+            record = CompletionRecord(print_, commit + at, result, "trace")
             name = {"a": "single", "r": "range", "u": "run"}[kind]
             done[first + at] = Done(record, size, together if kind == "r" else object(), name)
     return tracker, done
