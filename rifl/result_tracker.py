@@ -190,7 +190,7 @@ class ResultTracker(msgspec.Struct, gc=False):
         if self._records is not None:
             self._drop_records(self._records, first_incomplete)
         self.first_incomplete = first_incomplete
-        if self._ranges is not None and self._ranges[0].first < first_incomplete:
+        if self._ranges is not None:
             self.bytes -= _bytes(self._ranges)
             self._ranges = _from(self._ranges, first_incomplete)
             self.bytes += _bytes(self.ranges)
@@ -293,9 +293,7 @@ class ResultTracker(msgspec.Struct, gc=False):
                 places += -((at - first) // gap_unit)
             places += 1
             at = max(at, last + 1)
-        if sequence > at:
-            places += -((at - sequence) // gap_unit)
-        return places
+        return places + max(0, -((at - sequence) // gap_unit))
 
     @classmethod
     def restore(
@@ -355,7 +353,7 @@ def _found(parts: Sequence[RangeRecord], sequence: int) -> CompletionRecord | No
 
 
 def _record_of(part: RangeRecord, sequence: int) -> CompletionRecord:
-    fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence), "big"))
+    fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence)))
     return CompletionRecord(fingerprint, part.commit_of(sequence), None, part.traceparent)
 
 
