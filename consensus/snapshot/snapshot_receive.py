@@ -62,8 +62,8 @@ class Receiving:
 
     @property
     def active(self) -> bool:
-        """A snapshot is on its way."""
-        return self._phase is not _Phase.IDLE or self._waiting is not None
+        """A snapshot is on its way, or one that was given up is being removed."""
+        return self._phase is not _Phase.IDLE or self._waiting is not None or self._task.busy
 
     @property
     def ready(self) -> SnapshotManifest | None:
@@ -105,6 +105,7 @@ class Receiving:
         files = offer.manifest.files
         fits = (
             (chunk.file, chunk.offset) == self._expected
+            and chunk.file < len(files)
             and 0 < len(chunk.data) <= files[chunk.file].size - chunk.offset
             and len(self._queue) < _QUEUE_CHUNKS_MAX
         )
@@ -125,7 +126,7 @@ class Receiving:
                 if not self._task.done:
                     return
                 self._job_ended()
-            if self._waiting is not None:
+            elif self._waiting is not None:
                 self._begin(*self._waiting)
             elif self._phase is _Phase.RECEIVING and self._queue:
                 self._write(self._queue.popleft())
@@ -150,9 +151,11 @@ class Receiving:
         """Give up what was received; the worker removes it."""
         sink, self._sink = self._sink, None
         self._forget()
+        if sink is None:
+            return
         if self._task.busy:
             self._discarded = sink
-        elif sink is not None:
+        else:
             self._abort(sink)
 
     def stop(self) -> None:
@@ -212,8 +215,8 @@ class Receiving:
         phase = self._phase
         if phase is _Phase.IDLE:
             # Given up meanwhile.
-            discarded, self._discarded = self._discarded, None
-            discarded = discarded or (None if error else self._task.fetch())
+            came = None if error is not None else self._task.fetch()
+            discarded, self._discarded = self._discarded or came, None
             if discarded is not None:
                 self._abort(discarded)
             return

@@ -528,7 +528,8 @@ def test_a_snapshot_that_stops_coming_is_given_up():
     receiver = Receiver()
     receiver.offer()
     receiver.receiving.advance(31.0, 30.0)
-    receiver.worker.run()
+    assert receiver.receiving.active, "what has come is still there"
+    receiver.settle()
     assert receiver.state.sinks[0].aborted
     assert not receiver.receiving.active
 
