@@ -210,6 +210,8 @@ class SnapshotSender:
     def _send_read(self, term: int, connected: Collection[str], now: float) -> bool:
         read, self._read = self._read, None
         error = self._reading.failure
+        if error is not None and read is not None and read[1] != self._transfer:
+            return True  # of an earlier copy, which is closed
         if error is not None:
             logger.error("a snapshot cannot be read, another copy is made: %s", error)
             self._close(now)
