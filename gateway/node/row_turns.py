@@ -102,7 +102,8 @@ class RowTurns:
         for _, _, table, key, before, after, _ in each_change(changes):
             if before is None and after is not None:
                 for length in self._lengths.get(table, ()):
-                    came[table, key[:length]] += 1
+                    if length <= len(key):
+                        came[table, key[:length]] += 1
         for place, turns in came.items():
             line = self._lines.get(place)
             if line is not None:
