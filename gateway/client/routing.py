@@ -34,6 +34,8 @@ REST_SILENT_S: Final = 1.0
 REST_MAX_S: Final = 5.0
 ENDPOINTS_MAX: Final = 64
 """Configured and learned together; a leader beyond that is reached through the others."""
+_RETRY: Final = 10
+"""Successes that pay for a retry; whole numbers, since ten floats of a tenth are less than one."""
 LAST_ATTEMPT_S = 0.005
 """Too short for another attempt: with less left before the deadline, the call ends."""
 
@@ -167,23 +169,23 @@ class AttemptFailed(Exception):
 class RetryBudget:
     """A bucket of retries, shared by all calls of a client: a success puts a tenth back."""
 
-    __slots__ = ("_left", "_size")
+    __slots__ = ("_size", "_tenths")
 
     def __init__(self, size: int) -> None:
-        self._size = float(size)
-        self._left = float(size)
+        self._size = size * _RETRY
+        self._tenths = self._size
 
     def spend(self) -> bool:
         """Take one retry; False when there is none."""
-        if self._left < 1.0:
+        if self._tenths < _RETRY:
             return False
-        self._left -= 1.0
+        self._tenths -= _RETRY
         return True
 
     def refill(self) -> None:
         """Note a success."""
-        if self._left < self._size:
-            self._left = min(self._size, self._left + 0.1)
+        if self._tenths < self._size:
+            self._tenths += 1
 
 
 class RetryPolicy:

@@ -220,7 +220,7 @@ async def test_call_that_ran_out_of_time_waiting_for_a_connection_says_so_and_wa
         async with Client(server.endpoint, timeout_s=PATIENT_S, tuning=Tuning(connections_max=2)) as client:
             held = [asyncio.create_task(client.get("rows", f"k{number}")) for number in range(2)]
             await until(lambda: len(server.held) == 2)
-            asked, budget = list(server.asked), client._connection.courier.budget._left
+            asked, budget = list(server.asked), client._connection.courier.budget._tenths
             late = (
                 client.put("rows", "k", 1, idempotency_key="e", timeout_s=0.05)
                 if writes
@@ -230,7 +230,7 @@ async def test_call_that_ran_out_of_time_waiting_for_a_connection_says_so_and_wa
                 await late
             assert (caught.value.code, caught.value.outcome) == (Code.TIMEOUT, Outcome.NOT_APPLIED)
             assert server.asked == asked
-            assert client._connection.courier.budget._left == budget  # nor does it use up the retries of others
+            assert client._connection.courier.budget._tenths == budget  # nor does it use up the retries of others
             server.let_go(2)
             await asyncio.gather(*held)
             server.holds = False
