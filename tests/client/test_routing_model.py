@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tenacity import AsyncRetrying, RetryCallState
 
 from oncegate import Tuning
-from oncegate.gateway.client import routing
 from oncegate.gateway.client.routing import (
     LAST_ATTEMPT_S,
     REST_MAX_S,
@@ -148,7 +147,7 @@ def test_pause_of_each_failure_is_what_the_rules_say(monkeypatch: pytest.MonkeyP
         drawn.append(next(shares) * high)
         return drawn[-1]
 
-    monkeypatch.setattr(routing.random, "uniform", uniform)
+    monkeypatch.setattr(random, "uniform", uniform)
     tuning = Tuning(
         backoff_first_s=dice.choice((0.1, 0.3, 5.0)), backoff_cap_s=dice.choice((1.0, 2.5)), retry_after_cap_s=3.0
     )
