@@ -303,6 +303,19 @@ async def test_end_that_was_cut_off_and_is_asked_for_again_is_told_as_it_happene
     assert cluster.names() == ([at("dead", 7)] if end == "bury" else [])
 
 
+@pytest.mark.parametrize("between", ["lost", "late"])
+@in_memory
+async def test_end_that_was_cut_off_is_known_behind_others_that_were(cluster: SmallCluster, between: str) -> None:
+    claim, session = await claimed(cluster)
+    for value, fate in ((1, "lost"), (2, between), (3, between)):
+        session.fates.append(fate)
+        with pytest.raises(OutcomeUnknown):
+            await claim.complete(Transaction().put("rows", "r", value))
+    results = [await claim.complete(Transaction().put("rows", "r", value)) for value in (3, 2, 1, 1)]
+    assert [result.applied for result in results] == [False, False, True, True]
+    assert cluster.values("rows") == {"r": 1}
+
+
 @pytest.mark.parametrize("fate", ["lost", "stuck"])
 @in_memory
 async def test_end_whose_fate_nobody_can_tell_now_stays_in_doubt_until_somebody_can(

@@ -80,8 +80,8 @@ class Claim(Hold):
         super().__init__(client, session, table, f"{prefix}taken/{number:0{_DIGITS}d}", token)
         self.number, self._prefix = number, prefix
         self.attempts, self.item = attempts, item
-        self._cut: tuple[Operation, Sequence[RequestId]] | None = None
-        """What was last sent to end it without an answer, and under which id."""
+        self._cut: list[tuple[Operation, Sequence[RequestId]]] = []
+        """What was sent to end it without an answer, and under which id."""
         self._done: tuple[Operation, WriteResult] | None = None
 
     def item_as(self, kind: type[T]) -> T:
@@ -143,15 +143,15 @@ class Claim(Hold):
         sent = transaction.operation
         if self._done is not None and self._done[0] == sent:
             return self._done[1]
-        if self._cut is not None and self._cut[0] == sent:
-            for request in self._cut[1]:
-                fate = await self._session.resolve(request)
-                if fate.applied and fate.result is not None:
-                    return self._ended(sent, fate.result)
+        for request in [request for before, ids in self._cut if before == sent for request in ids]:
+            fate = await self._session.resolve(request)
+            if fate.applied and fate.result is not None:
+                return self._ended(sent, fate.result)
+        self._cut = [each for each in self._cut if each[0] != sent]
         try:
             return self._ended(sent, await self._session.transact(transaction))
         except BaseException as cut:
-            self._cut = sent, put_in_doubt(cut)
+            self._cut.append((sent, put_in_doubt(cut)))
             raise
 
     def _ended(self, sent: Operation, result: WriteResult) -> WriteResult:
