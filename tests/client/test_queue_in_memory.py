@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 import pytest
@@ -314,6 +315,42 @@ async def test_end_that_was_cut_off_is_known_behind_others_that_were(cluster: Sm
     results = [await claim.complete(Transaction().put("rows", "r", value)) for value in (3, 2, 1, 1)]
     assert [result.applied for result in results] == [False, False, True, True]
     assert cluster.values("rows") == {"r": 1}
+
+
+@in_memory
+async def test_each_doubt_of_an_end_is_asked_about_once(cluster: SmallCluster) -> None:
+    claim, session = await claimed(cluster)
+    session.fates += ["late", "late", "lost"]
+    for asked in range(3):
+        with pytest.raises(OutcomeUnknown):
+            await claim.complete()
+        assert session.asked["resolve"] == asked
+    for _ in range(2):
+        assert (await claim.complete()).applied
+        assert session.asked["resolve"] == 3
+
+
+@in_memory
+async def test_end_that_was_refused_unheard_is_tried_again(cluster: SmallCluster) -> None:
+    claim, session = await claimed(cluster)
+    cluster.plant("r", 1, "rows")
+    session.fates.append("lost")
+    with pytest.raises(OutcomeUnknown):
+        await claim.complete(Transaction().check("rows", "r", absent=True))
+    cluster.remove("r", "rows")
+    assert (await claim.complete(Transaction().check("rows", "r", absent=True))).applied
+
+
+@in_memory
+async def test_item_is_told_as_a_type_while_it_is_claimed_and_when_it_was_buried(cluster: SmallCluster) -> None:
+    queue, _ = queue_of(cluster)
+    await queue.put("2026-03-01")
+    claim = await queue.claim()
+    assert claim.item_as(date) == date(2026, 3, 1)
+    with fails(Code.BAD_REQUEST):
+        claim.item_as(int)
+    await claim.bury()
+    assert [letter.item_as(date) async for letter in queue.dead()] == [date(2026, 3, 1)]
 
 
 @pytest.mark.parametrize("fate", ["lost", "stuck"])
