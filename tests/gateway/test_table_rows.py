@@ -480,3 +480,19 @@ def test_rows_and_results_are_shared_saved_as_lists_and_hidden_from_the_garbage_
     assert (stored(1).ends_ms, stored(1).owner, stored(1, b"1", Life(2, 3)).ends_ms) == (0, 0, 2)
     assert stored(1, b"1", Life(2, 3)).owner == 3
     assert stored(1).life is None
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("bytes_max", range(8))
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_page_of_any_bound_ends_with_the_row_that_takes_it_over(limit: int, bytes_max: int, reverse: bool) -> None:
+    rows, found = DictRows(), list[str]()
+    sizes = {"a": 1, "b": 2, "c": 3, "d": 1}
+    for at, (key, size) in enumerate(sizes.items(), 1):
+        rows.put(key, stored(at, b"1" * size), None)
+    left = bytes_max
+    for key in sorted(sizes, reverse=reverse):
+        if len(found) < limit and left >= 0:
+            found.append(key)
+            left -= sizes[key]
+    assert [key for key, _ in rows.page("", None, limit, bytes_max, reverse=reverse)] == found
