@@ -41,7 +41,8 @@ def sale(order: Order) -> Transaction:
 def tell(order: str, result: WriteResult) -> None:
     """Say what became of an order: whether it was sold, before or by another till, or why not."""
     why = {"writes[0]": "sold before", "writes[1]": "refused: seat taken", "writes[2]": "refused: too little money"}
-    print(order, "sold" if result.applied else why.get(result.failed or "", "refused"), flush=True)
+    what = "sold" if result.applied else why.get(result.failed or "", "refused")
+    print(f"{order} {what}\n", end="", flush=True)  # in one piece: a kill leaves no half of a line
 
 
 async def sell(client: Client, orders: list[Order], outbox: Path, lease_ms: int = LEASE_MS) -> None:

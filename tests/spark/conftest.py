@@ -39,7 +39,8 @@ def cassandra() -> Iterator[DevCluster]:
         with pytest.MonkeyPatch.context() as patch:  # Spark's JVM has options of its own
             for name, value in QUICK_JVM.items():
                 patch.setenv(name, value)
-            cluster = stack.enter_context(running(free_ports(Config(commitlog_sync="group", heap="512m"))))
+            # Each test has a keyspace of its own, whose tables stay in memory: half a gigabyte is full at the end.
+            cluster = stack.enter_context(running(free_ports(Config(commitlog_sync="group", heap="1g"))))
         yield cluster
 
 
