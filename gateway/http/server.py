@@ -56,7 +56,7 @@ from oncegate.gateway.http.routes import (
 )
 from oncegate.gateway.http.routing import Route
 from oncegate.gateway.node.certificate_end import CertificateEnd
-from oncegate.gateway.node.file_stamps import stamps
+from oncegate.gateway.node.file_stamps import FilesTogether
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.observability.access import AccessLog
@@ -250,8 +250,14 @@ def _reloading(
     timer: asyncio.TimerHandle | None = None
     certificate = settings.tls_certificate
     end = None if certificate is None else CertificateEnd(certificate, "the certificate for clients")
-    files = [path for path in (certificate, settings.tls_key) if path is not None]
-    seen = stamps(files)
+
+    def load_again() -> None:
+        if context is not None:
+            server_context(settings)  # a first load that fails half-way would leave the context without a key
+            load(context, settings)
+
+    given = () if context is None else (certificate, settings.tls_key)
+    files = FilesTogether([path for path in given if path is not None], load_again, "the certificate")
 
     def look() -> None:
         nonlocal timer
@@ -259,18 +265,7 @@ def _reloading(
         if end is not None:
             end.look(datetime.now(UTC))
         read_tokens()
-        if context is not None and stamps(files) != seen:
-            load_again(context)
-
-    def load_again(context: ssl.SSLContext) -> None:
-        nonlocal seen
-        seen = stamps(files)
-        try:
-            server_context(settings)  # a first load that fails half-way would leave the context without a key
-            load(context, settings)
-        except (OSError, ValueError) as fault:
-            log.error("the certificate stays as it was: %s", fault)
-        else:
+        if files.look():
             audit.record_now(Act("certificate.reload", DONE))
 
     def read_tokens(*, anyway: bool = False) -> None:
@@ -279,8 +274,8 @@ def _reloading(
 
     def reload() -> None:
         read_tokens(anyway=True)
-        if context is not None:
-            load_again(context)
+        if context is not None and files.load():
+            audit.record_now(Act("certificate.reload", DONE))
 
     if tokens is not None or context is not None:
         look()

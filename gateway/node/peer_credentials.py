@@ -21,7 +21,7 @@ from typing import Final
 
 from oncegate.consensus.config import TlsConfig
 from oncegate.gateway.node.certificate_end import CertificateEnd
-from oncegate.gateway.node.file_stamps import stamps
+from oncegate.gateway.node.file_stamps import FilesTogether
 from oncegate.gateway.node.settings import Settings
 
 LOOK_S: Final = 1.0
@@ -104,14 +104,14 @@ class PeerCredentials:
         self._renew = renew
         tls = peer_tls(settings)
         files = [settings.secret_file, *((tls.certificate, tls.key, tls.authority) if tls is not None else ())]
-        self._files = [path for path in files if path is not None]
-        self._seen = stamps(self._files)
+        given = [path for path in files if path is not None]
+        self._files = FilesTogether(given, self._load, "what peers are proved with")
         self._end = None if tls is None else CertificateEnd(tls.certificate, "the certificate for peers")
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Look once a second from now on."""
-        if self._files:
+        if self._files.paths:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def close(self) -> None:
@@ -123,17 +123,12 @@ class PeerCredentials:
         """Look now."""
         if self._end is not None:
             self._end.look(datetime.now(UTC))
-        now = stamps(self._files)
-        if now == self._seen:
-            return
-        self._seen = now
-        try:
-            peer_tls(self._settings)
-            self._renew(peer_secrets(self._settings))
-        except (OSError, ValueError) as fault:
-            log.error("what peers are proved with stays as it was: %s", fault)
-        else:
-            log.info("peers are proved with what %s hold now", ", ".join(map(str, self._files)))
+        if self._files.look():
+            log.info("peers are proved with what %s hold now", ", ".join(map(str, self._files.paths)))
+
+    def _load(self) -> None:
+        peer_tls(self._settings)
+        self._renew(peer_secrets(self._settings))
 
     def _look(self) -> None:
         self.refresh()

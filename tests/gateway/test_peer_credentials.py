@@ -73,6 +73,9 @@ def test_certificate_of_another_node_is_refused_before_all_peers_refuse_it(
     trustme.CA().issue_cert("n2").cert_chain_pems[0].write_to_path(tls["peer_tls_certificate"])
     credentials.refresh()
     assert renewed == []
+    assert caplog.text == "", "another file may be on its way"
+    credentials.refresh()
+    assert renewed == []
     assert "not this node: n1" in caplog.text
     tls["peer_tls_certificate"].write_text("nothing")
     with pytest.raises(ValueError, match=r"certificate\.pem is no certificate"):
@@ -167,7 +170,7 @@ def test_end_of_a_certificate_is_told_before_it_comes_and_once_for_each_certific
 
 
 async def test_running_node_goes_on_with_the_certificates_of_today(
-    tmp_path: Path, tls: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tls: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(peer_credentials, "LOOK_S", 3600.0)
     async with running(one_node(tmp_path, **tls)) as node:
@@ -182,6 +185,7 @@ async def test_running_node_goes_on_with_the_certificates_of_today(
         assert await _certificate(node.settings, tls) == ssl.PEM_cert_to_DER_cert(
             tls["peer_tls_certificate"].read_text()
         )
+        assert "stays as it was" not in caplog.text, "a look between the two is no fault"
 
 
 async def _certificate(settings: Settings, tls: dict[str, Path]) -> bytes:
