@@ -102,9 +102,11 @@ class ResultTracker(msgspec.Struct, gc=False):
         Raises:
             InvariantViolation: it is recorded already or acknowledged, or the commit number is none.
         """
+        if commit < 1:
+            raise _uncommitted(sequence, commit)
         highest = self.highest
-        if sequence <= highest or sequence < self.first_incomplete or commit < 1:
-            self._require_new(sequence, sequence, commit)
+        if sequence <= highest or sequence < self.first_incomplete:
+            self._require_new(sequence, sequence)
         record = CompletionRecord(fingerprint, commit, result, traceparent)
         if self._records is None:
             self._records = {sequence: record}
@@ -135,7 +137,9 @@ class ResultTracker(msgspec.Struct, gc=False):
             raise InvariantViolation(
                 f"range {record.first}..{record.last} has {len(record.fingerprints)} bytes of prints"
             )
-        self._require_new(record.first, record.last, record.commit)
+        if record.commit < 1:
+            raise _uncommitted(record.first, record.commit)
+        self._require_new(record.first, record.last)
         if self._ranges is None:
             self._ranges = [record]
         else:
@@ -162,10 +166,8 @@ class ResultTracker(msgspec.Struct, gc=False):
             self._runs.append(record)
         self.highest = record.last
 
-    def _require_new(self, first: SequenceNumber, last: SequenceNumber, commit: int = 1) -> None:
+    def _require_new(self, first: SequenceNumber, last: SequenceNumber) -> None:
         """Raise InvariantViolation unless ``first``..``last`` may be recorded now."""
-        if commit < 1:
-            raise InvariantViolation(f"operation {first} was executed under commit number {commit}")
         if first < max(1, self.first_incomplete):
             raise InvariantViolation(f"operation {first} is recorded below first incomplete {self.first_incomplete}")
         if first > self.highest:
@@ -190,7 +192,7 @@ class ResultTracker(msgspec.Struct, gc=False):
         if self._records is not None:
             self._drop_records(self._records, first_incomplete)
         self.first_incomplete = first_incomplete
-        if self._ranges is not None:
+        if self._ranges is not None and self._ranges[0].first < first_incomplete:
             self.bytes -= _bytes(self._ranges)
             self._ranges = _from(self._ranges, first_incomplete)
             self.bytes += _bytes(self.ranges)
@@ -319,7 +321,7 @@ class ResultTracker(msgspec.Struct, gc=False):
                 end = part.last + 1
         if records and min(records) < first_incomplete:
             raise InvariantViolation(f"saved record {min(records)} is below first incomplete {first_incomplete}")
-        if max((0, *records, *[part.last for parts in (ranges, runs) for part in parts])) > highest:
+        if max((0, *records, *[part.last for parts in (ranges, runs) for part in parts[-1:]])) > highest:
             raise InvariantViolation(f"a saved record is above {highest}, the highest number seen")
         tracker = cls(shared_int(window), first_incomplete, highest, 0, records or None, ranges or None, runs or None)
         if records:
@@ -339,6 +341,10 @@ class ResultTracker(msgspec.Struct, gc=False):
         ]
 
 
+def _uncommitted(sequence: int, commit: int) -> InvariantViolation:
+    return InvariantViolation(f"operation {sequence} was executed under commit number {commit}")
+
+
 def _first(record: RangeRecord) -> SequenceNumber:
     return record.first
 
@@ -353,7 +359,7 @@ def _found(parts: Sequence[RangeRecord], sequence: int) -> CompletionRecord | No
 
 
 def _record_of(part: RangeRecord, sequence: int) -> CompletionRecord:
-    fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence)))
+    fingerprint = Fingerprint(int.from_bytes(part.slice(sequence, sequence), "big"))
     return CompletionRecord(fingerprint, part.commit_of(sequence), None, part.traceparent)
 
 
