@@ -81,8 +81,8 @@ from oncegate.rifl.ids import (
 )
 
 PAGE_ROWS: Final = 500
-PAGE_ROWS_MAX: Final = 1_000
 """Rows that a scan asks for at once."""
+PAGE_ROWS_MAX: Final = 1_000
 
 
 class _Flows(msgspec.Struct):
@@ -341,10 +341,12 @@ class Client:
             OperationFailed: BAD_REQUEST for an argument out of its bounds; while it is read: NOT_FOUND, BAD_REQUEST,
                 RETENTION_EXCEEDED if so much has changed meanwhile that no node knows the state any more: begin again.
         """
-        given = {"prefix": ("prefix", prefix), "from": ("start", start), "to": ("end", end)}
-        query: dict[str, str | int] = {
-            name: one for name, (what, key) in given.items() if (one := text(key, what, KEY_BYTES_MAX))
+        keys = {
+            "prefix": text(prefix, "prefix", KEY_BYTES_MAX),
+            "from": text(start, "start", KEY_BYTES_MAX),
+            "to": text(end, "end", KEY_BYTES_MAX),
         }
+        query: dict[str, str | int] = {name: key for name, key in keys.items() if key}
         if commit is not None:
             query["commit"] = whole(commit, "commit", 0)
         if flag(reverse, "reverse"):

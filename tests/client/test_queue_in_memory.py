@@ -291,7 +291,7 @@ async def test_end_that_was_cut_off_and_is_asked_for_again_is_told_as_it_happene
 
     session.fates.append(fate)  # type: ignore[arg-type]
     cut = asyncio.ensure_future(ended())
-    await asyncio.sleep(0.01)
+    await settle()
     cut.cancel()
     (told,) = await asyncio.gather(cut, return_exceptions=True)
     assert isinstance(told, (OutcomeUnknown, asyncio.CancelledError))
@@ -361,7 +361,7 @@ async def test_end_whose_fate_nobody_can_tell_now_stays_in_doubt_until_somebody_
     claim, session = await claimed(cluster)
     session.fates.append(fate)  # type: ignore[arg-type]
     cut = asyncio.ensure_future(claim.complete())
-    await asyncio.sleep(0.01)
+    await settle()
     cut.cancel()
     await asyncio.gather(cut, return_exceptions=True)
     session.refusals += [NotKnownYet(Code.TIMEOUT), NotKnownYet(Code.TIMEOUT)]
