@@ -281,8 +281,8 @@ class Connection:
     async def perform(self, call: Call[T]) -> T:
         """Make a call that is not a batch.
 
-        Running out of time is a typed error; a refusal of what changes something says ``unknown`` if an earlier attempt
-        may have changed it.
+        Running out of time is a typed error. Its outcome, and that of a refusal, is ``unknown`` if an earlier attempt
+        may have changed something; a read never has.
         """
         try:
             if self.tracing is None:
@@ -290,9 +290,9 @@ class Connection:
             with self.tracing.call(call):
                 return await self.courier.exchange(call)
         except AttemptFailed as last:
-            raise at_deadline(last, ambiguous=call.ambiguous) from last.__cause__
+            raise at_deadline(last, ambiguous=call.changes and call.ambiguous) from last.__cause__
         except OncegateError as refusal:
-            if call.method == "GET" or not call.ambiguous:
+            if not (call.changes and call.ambiguous):
                 raise
             failure = refused(refusal, ambiguous=True)  # an attempt before the one that was refused may have ended well
             raise failure from failure.__cause__

@@ -128,6 +128,11 @@ class Call(Generic[T]):
         self.trace: Mapping[str, str] | None = None
         self.waits_s = 0.0
 
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something; otherwise nothing of it can be in doubt."""
+        return self.method != "GET"
+
     def delayed(self) -> None:
         """Called when the first attempt has failed and others follow; does nothing unless overridden."""
 
@@ -476,6 +481,13 @@ class JsonCall(Call[T]):
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 16 else None
+
+
+class ReadCall(JsonCall[T]):
+    """A call that changes nothing, whatever its method: a question that does not fit into a path."""
+
+    __slots__ = ()
+    changes = False
 
 
 class NothingCall(Call[None]):

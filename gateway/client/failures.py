@@ -97,7 +97,7 @@ class OutcomeUnknown(OperationFailed):
         if self.request_id is None or self.resolver is None:
             what = "no session to ask: use Client.resolve(request_id)"
             if self.request_id is None:
-                what = "it has no id to ask for: send a write under a key again, with the same key, and a read at will"
+                what = "it has no id to ask for: send it again, a write under a key with the same key"
             raise OperationFailed(Code.BAD_REQUEST, what)
         return await self.resolver(self.request_id, timeout_s)
 
@@ -118,7 +118,7 @@ class NeverKnown(OutcomeUnknown):
 
 
 class DeadlineExceeded(OperationFailed):
-    """The deadline passed and the operation was surely not applied: no attempt of it was ever accepted.
+    """The deadline passed and the operation was surely not applied: no attempt was ever accepted, or it was a read.
 
     With another ``code`` than TIMEOUT, such as QUOTA, it would have passed: the cluster said to come back after it, in
     ``retry_after_ms``, and the call ended at once.

@@ -11,6 +11,7 @@ import msgspec
 
 from oncegate.gateway.client.arguments import bad, key_of, name_of
 from oncegate.gateway.client.connection import Connection
+from oncegate.gateway.client.courier import ReadCall
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.paths import ROWS, table_path
 from oncegate.gateway.client.results import Page, Row
@@ -88,6 +89,7 @@ async def read_rows(
         body = {"rows": [{"table": name_of(table), "key": key_of(key)} for table, key in names]}
     except (TypeError, ValueError) as malformed:
         raise bad(f"rows are pairs of table and key: {malformed}") from malformed
-    found = await connection.send("POST", path, _RowsRead, body, timeout_s)
+    call = ReadCall("POST", path, _RowsRead, connection.headers, connection.deadline(timeout_s), body=body)
+    found = await connection.perform(call)
     connection.highest_commit = max(connection.highest_commit, found.commit)
     return found.rows

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, MalformedAnswer, Session, Tuning
+from oncegate import Client, Code, DeadlineExceeded, MalformedAnswer, Session, Tuning
+from oncegate.rifl.errors import Outcome
 from oncegate.testing import FakeGateway
-from tests.client.answers import fails
+from tests.client.answers import cut, fails
 
 
 async def test_get_returns_the_row_or_none(client: Client, session: Session) -> None:
@@ -119,3 +122,21 @@ async def test_token_travels_with_every_request(fake: FakeGateway) -> None:
         await session.put_many("events", {f"k{n}": n for n in range(20)})
         await client.get("rows", "a")
     assert seen == {"Bearer s3"}
+
+
+@pytest.mark.parametrize("read", ["row", "rows", "page", "tables", "request"])
+async def test_read_that_runs_out_of_time_leaves_nothing_in_doubt(fake: FakeGateway, read: str) -> None:
+    async def lost(request: web.Request) -> web.StreamResponse:
+        return cut(request)
+
+    async with Client(fake.endpoints, tuning=Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)) as client:
+        asked: dict[str, Callable[[], Awaitable[object]]] = {
+            "row": lambda: client.get("rows", "k", timeout_s=0.1),
+            "rows": lambda: client.get_many([("rows", "k")], timeout_s=0.1),
+            "page": lambda: client.scan("rows", timeout_s=0.1),
+            "tables": lambda: client.tables(timeout_s=0.1),
+            "request": lambda: client.request(1, 1, timeout_s=0.1),
+        }
+        fake.nodes[0].before = lost
+        with fails(Code.TIMEOUT, Outcome.NOT_APPLIED, kind=DeadlineExceeded):
+            await asked[read]()
