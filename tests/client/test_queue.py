@@ -103,6 +103,18 @@ async def test_key_has_no_place_in_the_order_of_a_session(fake: FakeGateway, cli
     assert rows(fake) == ["ready"]
 
 
+async def test_item_is_not_put_into_a_stream_table_where_nobody_can_claim_it(
+    fake: FakeGateway, client: Client, session: Session
+) -> None:
+    fake.declare("stream", kind="stream")
+    queue = Queue(client, session, "q", table="stream")
+    for delay_ms in (None, 1):
+        with fails(Code.BAD_REQUEST):
+            await queue.put("lost", delay_ms=delay_ms)
+    with fails(Code.BAD_REQUEST):
+        await session.transact(queue.putting("lost"))
+
+
 async def test_put_and_completion_are_part_of_a_transaction(
     fake: FakeGateway, client: Client, session: Session
 ) -> None:

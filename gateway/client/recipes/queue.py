@@ -232,7 +232,8 @@ class Queue(Recipe):
         item = self._plain(item)
         ready = f"{self._prefix}ready/"
         if delay_ms is None:
-            return whole_.put(self._table, ready, [0, item], numbered=True)
+            # Of a row that never is: a stream table, whose items nobody can claim, refuses conditions.
+            return whole_.check(self._table, ready, absent=True).put(self._table, ready, [0, item], numbered=True)
         later, ttl_ms = f"{self._prefix}later/", _time(delay_ms, "delay_ms")
         return whole_.put(self._table, later, [0, item], numbered=True, ttl_ms=ttl_ms, then=ready)
 
