@@ -246,6 +246,16 @@ class SmallSession:
     async def delete(self, table: str, key: str, *, if_version: int | None = None) -> WriteResult:
         return await self._do("delete", Transaction().delete(table, key, if_version=if_version).operation)
 
+    async def insert(
+        self, table: str, key: str, value: Any, *, bound: bool = False, ttl_ms: int | None = None
+    ) -> WriteResult:
+        more = Transaction().insert(table, key, value, bound=bound, ttl_ms=ttl_ms)
+        return await self._do("insert", more.operation)
+
+    async def increment(self, table: str, key: str, by: int = 1) -> WriteResult:
+        whole = await self._do("increment", Transaction().increment(table, key, by).operation)
+        return msgspec.structs.replace(whole, value=whole.writes[0].value, writes=())
+
     async def transact(self, transaction: Transaction, *, idempotency_key: str | None = None) -> WriteResult:
         if idempotency_key is not None:
             return await self._cluster.client.transact(transaction, idempotency_key=idempotency_key)
