@@ -144,6 +144,11 @@ async def test_barrier_opens_once_so_many_stand_at_it_and_stays_open(cluster: Sm
             case "end" if standing:
                 ended.add(task := dice.choice(standing))
                 cluster.expire(sessions[task])
+                if forgets := dice.random() < 0.3:
+                    cluster.kept_from = cluster.commit
+                    cluster.cut_watches(OperationFailed(Code.RETENTION_EXCEEDED))
+                await settle()
+                assert task.done(), f"it is told, {forgets=}"
             case "forget" if dice.random() < 0.5:
                 cluster.kept_from = cluster.commit
                 cluster.cut_watches(OperationFailed(Code.RETENTION_EXCEEDED))

@@ -44,7 +44,7 @@ TUNING = Tuning(
 )
 
 
-PATH = "/v1/p%2Fq?x=%2B"
+PATH = "/v1/p%7Eq?x=%2B"
 
 
 class How(NamedTuple):
@@ -323,6 +323,8 @@ def _check_attempts(world: World, call: JsonCall[int], start: float) -> None:
     moves = 0
     for one, following in pairwise(made):
         assert one.how.then in ("again", "malformed")
+        vain = one.how.retry_after_ms is not None and not one.how.elsewhere
+        assert not vain or one.at + (one.how.retry_after_ms or 0) / 1000 < call.deadline, "it is to come back later"
         pauses = not one.how.elsewhere or moves == len(NODES) - 1
         moves = 0 if pauses else moves + 1
         after_s = min((one.how.retry_after_ms or 0) / 1000, TUNING.retry_after_cap_s) if pauses else 0.0

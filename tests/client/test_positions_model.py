@@ -297,6 +297,7 @@ class Flow:
                 told = self.dice.randint(told + 1, self.last)
                 yield Event("progress", b"?")
                 yield Event("sealed", b'{"batch":%d}' % told)
+                assert self.cursor >= told, "all that is sealed is given out before anything else is awaited"
             self.last += self.dice.choice((0, 1, 3))
 
 
