@@ -156,6 +156,9 @@ async def test_barrier_opens_once_so_many_stand_at_it_and_stays_open(cluster: Sm
             await asyncio.sleep(0)
         passed = [task for task in sessions if task.done() and not task.cancelled() and task.exception() is None]
         assert opened() or not passed, "before so many were there"
+        if opened():
+            await settle()
+            assert all(task.done() for task in sessions), "who came, and whoever comes later, goes on at once"
     for _ in range(parties):
         session = cluster.session()
         sessions[asyncio.create_task(Barrier(cluster.client, session, "b", parties).wait())] = session

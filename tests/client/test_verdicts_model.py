@@ -54,7 +54,7 @@ def _outcome(verdict: OperationResult, *, ambiguous: bool) -> Outcome:
         return Outcome.UNKNOWN
     if not ambiguous and code in OVER:
         return Outcome.NOT_APPLIED
-    return Outcome(verdict.outcome)
+    return Outcome(str(verdict.outcome))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -69,13 +69,16 @@ def test_each_verdict_means_for_its_promise_and_its_number_what_the_table_says(s
 def _play(loop: asyncio.AbstractEventLoop, dice: random.Random) -> None:
     first = dice.randint(1, 50)
     numbers = sorted(dice.sample(range(first, first + 12), k=dice.choice((1, 2, 6))))
-    pendings = []
+    pendings: list[Pending] = []
+    promises: dict[int, asyncio.Future[WriteResult]] = {}
     for number in numbers:
-        pending = Pending(Operation(number, "put", "t", "k"), None, loop.create_future(), 9.0)
+        promise: asyncio.Future[WriteResult] = loop.create_future()
+        pending = Pending(Operation(number, "put", "t", "k"), None, promise, 9.0)
         pending.alone = dice.random() < 0.7
         pendings.append(pending)
+        promises[number] = promise
         if dice.random() < 0.25:
-            pending.promise.cancel()
+            promise.cancel()
     gone = {number for number, one in zip(numbers, pendings, strict=True) if one.promise.done()}
     ambiguous, renews, resent = (dice.random() < 0.4 for _ in range(3))
     verdicts = [_verdict(dice, number) for number in numbers]
@@ -101,7 +104,7 @@ def _play(loop: asyncio.AbstractEventLoop, dice: random.Random) -> None:
             commits.append(commit)  # type: ignore[arg-type]
             places["completed" if waited else "unclaimed"].append(number)
             if waited:
-                _check_result(pending.promise.result(), verdict, number, commit)
+                _check_result(promises[number].result(), verdict, number, commit)
             else:
                 late.append(number)
                 fate = dict(settled.numbers.late)[number]
