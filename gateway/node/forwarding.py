@@ -125,7 +125,11 @@ class Forwarding:
     def send(self, leader: str, batch: Sequence[Waiting]) -> None:
         """Forward commands to the leader, at once or in the next frame that may leave."""
         self._leader = leader
+        newest = self._waiting[-1] if self._waiting else batch[0]
         self._waiting += batch
+        if batch[0].due_s < newest.due_s:
+            # Sent on after another leader had refused it: deadlines are looked at in the order of coming.
+            self._waiting.sort(key=lambda item: item.due_s)
         self._fill()
 
     def leader_known(self, leader: str) -> None:

@@ -276,6 +276,8 @@ class Proposer:
         if late:
             self.fail(late, self._late("it waited for a leader"))
         if left:
+            # A look at the deadlines does not see what is held: the next one may have been put off beyond these.
+            self._sweep.arm(min([item.due_s for item in left]))
             self._send(left)
 
     def stall(self, why: str) -> None:
