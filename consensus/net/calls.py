@@ -143,7 +143,8 @@ class Calls:
             call = self._open.pop(number, None)
             if call is not None:
                 call.answered(Timeout(f"the call to {call.node_id}", call.timeout_s, outcome="unknown"))
-        if self._open and self._timer is None:
+        if self._open:
+            # Who was told may have asked again, and waked for that call only, which may be due later than others.
             self._wake_at(asyncio.get_running_loop(), min(call.due_s for call in self._open.values()))
 
     async def _serve(
