@@ -17,6 +17,7 @@ import pytest
 
 from oncegate.consensus.errors import ProtocolError
 from oncegate.consensus.messages import Challenge, Hello, PeerRefused, Proof, Welcome
+from oncegate.consensus.net import handshake
 from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, Established, PeerRefusedError, Stamp
 
 SECRETS = (b"the old secret of this cluster", b"the new secret of this cluster", b"one of somebody else")
@@ -234,3 +235,25 @@ def test_why_a_node_is_refused_is_told_to_who_knows_the_secret_alone(reason: str
         else:
             with pytest.raises(ProtocolError, match="secret"):
                 caller.receive(challenge)
+
+
+def test_two_connections_that_one_hello_began_are_told_apart() -> None:
+    first, again = (Dialler(node("n2", SECRETS[0]), "n1") for _ in range(2))
+    again._hello = first._hello
+    ends = [shaken(dialler, Acceptor(node("n1", SECRETS[0]))) for dialler in (first, again)]
+    (one, _), (other, _) = ends
+    assert one is not None
+    assert other is not None
+    assert one.epoch != other.epoch
+    assert one.keys != other.keys
+
+
+def test_a_secret_that_is_only_accepted_opens_no_node_that_proves_another() -> None:
+    """While secrets are replaced, the connection goes on with the one that the acceptor proved, and no other."""
+    acceptor = Acceptor(node("n1", *SECRETS[:2]))
+    dialler = Dialler(node("n2", *SECRETS[:2]), "n1")
+    hello = dialler.opening()
+    challenge, _ = acceptor.receive(hello)
+    assert isinstance(challenge, Challenge)
+    with pytest.raises(ProtocolError, match="secret"):
+        acceptor.receive(Proof(handshake._proof(SECRETS[1], "dial", hello, challenge)))
