@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from oncegate.consensus.configuration import Configuration, encode
-from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
+from oncegate.consensus.errors import SafetyViolation
+from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
 from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.ports import SavedPoint
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
@@ -96,6 +97,8 @@ class Walk:
         self.journal.flush()
         assert self.journal.flushes == flushes + dirty
         assert self.journal.flushed_index == self.now.last[0]
+        in_memory = self.journal._recent
+        assert sum(len(one[0]) + RECORD_HEADER_BYTES for one in in_memory[1:]) <= self.memory_bytes
         self.since_flush = [self.now]
 
     def commits(self) -> None:
@@ -104,6 +107,8 @@ class Walk:
 
     def compact(self) -> None:
         most = min(self.commit, self.journal.flushed_index)
+        with pytest.raises(SafetyViolation):
+            self.journal.compact(most + 1, kept_bytes=0, configuration_at=members)
         if most <= self.now.base:
             return
         index, kept = self.dice.randint(self.now.base, most), self.dice.choice((0, 0, 500, 3000))
@@ -179,6 +184,9 @@ class Walk:
             if index >= 0:
                 assert journal.term_at(index) == self.now.term_at(index)
         assert journal.bytes_after(last) == 0
+        most = SEGMENT_BYTES - SEGMENT_HEADER_BYTES
+        assert (journal.has_room(most), journal.has_room(most + 1)) == (True, False)
+        assert (journal.has_room(most - 9, reserve_bytes=9), journal.has_room(most, reserve_bytes=1)) == (True, False)
         if self.now.entries:
             command, index, _ = self.now.entries[-1]
             assert journal.bytes_after(index - 1) >= RECORD_HEADER_BYTES + len(command)

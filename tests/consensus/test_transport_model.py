@@ -1,0 +1,204 @@
+"""Whose connection is whose: at any time one a peer, the newest that proved itself, and only of who is wanted.
+
+Connections come, are replaced, lost and heard of late; members and secrets change. The test plays the connections.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.configuration import RaftMember
+from oncegate.consensus.messages import CallRequest, Refusal
+from oncegate.consensus.net.handshake import Stamp
+from oncegate.consensus.net.transport import PeerTransport
+from oncegate.consensus.net.wire import Frame
+
+NAMES = ("n2", "n3", "n4")
+SECRETS = (b"the old secret of this cluster", b"the new secret of this cluster", b"the newest secret of all of it")
+
+
+@dataclass(eq=False)
+class Connection:
+    """Stands where a connection stands: what is done to it, and what was written."""
+
+    peer_id: str
+    secret: bytes | None
+    epoch: int
+    host: str = "127.0.0.1"
+    protection: str = "a MAC"
+    dialled: bool = False
+    refusal: Refusal | None = None
+    ended: str = ""
+    written: list[bytes] = field(default_factory=list)
+
+    @property
+    def claimed_id(self) -> str:
+        return self.peer_id
+
+    def close(self) -> None:
+        self.ended = self.ended or "close"
+
+    def abort(self) -> None:
+        self.ended = self.ended or "abort"
+
+    def write_frame(self, frame: Any, buffered_bytes_max: int) -> bool:
+        self.written.append(frame.body)
+        return True
+
+
+class Known:
+    """Stands where the known directories stand."""
+
+    def __init__(self) -> None:
+        self.remembered: list[tuple[str, int]] = []
+
+    def remember(self, peer_id: str, since: int, stamp: Stamp, members: Any) -> None:
+        self.remembered.append((peer_id, since))
+
+    def judge(self, peer_id: str, since: int, stamp: Stamp) -> Refusal | None:
+        return "wiped" if since == 9 else None
+
+
+class Walk:
+    """A transport, and the model of its peers; it is the receiver as well."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.heard: list[tuple[Any, ...]] = []
+        self.known = Known()
+        config = ReplicaConfig(
+            node_id="n1",
+            cluster_id="c",
+            listen=("127.0.0.1", 1),
+            peers={},
+            data_dir=Path("unused"),
+            secrets=SECRETS[:1],
+        )
+        self.transport = PeerTransport(config, Stamp("u", 1, ()), self.known, self)  # type: ignore[arg-type]
+        self.secrets: tuple[bytes, ...] = SECRETS[:1]
+        self.peers: dict[str, Connection] = {}
+        self.all: list[Connection] = []
+        self.members: dict[str, RaftMember] = {}
+        self.anyone = False
+        self.up = 0
+
+    def peer_up(self, peer_id: str, epoch: int) -> None:
+        self.heard.append(("up", peer_id, epoch))
+
+    def peer_down(self, peer_id: str) -> None:
+        self.heard.append(("down", peer_id))
+
+    def peer_said(self, peer_id: str, epoch: int, messages: list[Any]) -> None:
+        self.heard.append(("said", peer_id, epoch, messages))
+
+    def wanted(self, peer_id: str) -> bool:
+        return self.anyone or peer_id in self.members
+
+    # what it does
+
+    def establish(self) -> None:
+        name = self.dice.choice(NAMES)
+        if not self.wanted(name):
+            return  # the handshake refuses it
+        connection: Any = Connection(name, self.dice.choice((None, *SECRETS)), len(self.all) + 1)
+        self.all.append(connection)
+        self.transport.established(connection, name)
+        if connection.secret is not None and connection.secret not in self.secrets:
+            assert connection.ended == "abort", "it began before its secret was given up"
+            assert not self.heard
+            return
+        old = self.peers.get(name)
+        self.peers[name] = connection
+        assert old is None or old.ended
+        assert self.heard == [("up", name, connection.epoch)]
+        self.up += 1
+
+    def lose(self) -> None:
+        if self.all:
+            lost: Any = self.dice.choice(self.all)
+            current = self.peers.get(lost.peer_id) is lost
+            self.transport.lost(lost)
+            self.transport.lost(lost)
+            assert self.heard == ([("down", lost.peer_id)] if current else [])
+            if current:
+                del self.peers[lost.peer_id]
+
+    def hear(self) -> None:
+        if self.all:
+            said: Any = self.dice.choice(self.all)
+            messages: list[Any] = [object()]
+            self.transport.received(said, said.peer_id, messages)
+            current = self.peers.get(said.peer_id) is said
+            assert self.heard == ([("said", said.peer_id, said.epoch, messages)] if current else [])
+
+    def send(self) -> None:
+        message = CallRequest(self.dice.randrange(3), b"x")
+        for name in self.dice.sample(NAMES, 3):
+            connection = self.peers.get(name)
+            before = 0 if connection is None else len(connection.written)
+            assert self.transport.send(name, message) == (connection is not None)
+            if connection is not None:
+                assert connection.written[before:] == [Frame(message).body]
+
+    def set_members(self) -> None:
+        self.members = {
+            name: RaftMember("127.0.0.1", 1, since=self.dice.choice((0, 9)))
+            for name in self.dice.sample(NAMES, self.dice.choice((1, 2, 3)))
+        }
+        before, gone = set(self.transport._members), {name: one for name, one in self.peers.items() if not one.ended}
+        self.anyone = self.dice.random() < 0.3
+        self.transport.set_members(self.members, anyone=self.anyone)
+        for name, connection in gone.items():
+            left = name in before - self.members.keys() or not self.wanted(name)
+            assert connection.ended == ("close" if left else "")
+        for name in NAMES:
+            assert (name in self.transport._welcome) == self.wanted(name)
+            told = self.transport._judge(name, Stamp("u", 1, ()))
+            assert told == ("wiped" if name in self.members and self.members[name].since == 9 else None)
+
+    def renew(self) -> None:
+        self.secrets = tuple(self.dice.sample(SECRETS, self.dice.choice((1, 2))))
+        before = {name: one.ended for name, one in self.peers.items()}
+        self.transport.renew(self.secrets)
+        for name, connection in self.peers.items():
+            outdated = connection.secret is not None and connection.secret not in self.secrets
+            assert connection.ended == (before[name] or ("close" if outdated else ""))
+        assert self.transport._credentials.secrets == self.secrets
+
+    def remember(self) -> None:
+        name = self.dice.choice(NAMES)
+        self.known.remembered.clear()
+        self.transport.remember(name, Stamp("u", 1, ()))
+        expected = [(name, self.members[name].since)] if name in self.members else []
+        assert self.known.remembered == expected
+
+    def step(self) -> None:
+        self.heard.clear()
+        what = (
+            "establish",
+            "establish",
+            "establish",
+            "lose",
+            "hear",
+            "hear",
+            "send",
+            "set_members",
+            "renew",
+            "remember",
+        )
+        getattr(self, self.dice.choice(what))()
+        assert self.transport._peers == self.peers
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_peer_has_the_newest_connection_that_proved_itself_and_no_other_is_heard(seed: int) -> None:
+    walk = Walk(seed)
+    for _ in range(500):
+        walk.step()
+    assert walk.up > 30
