@@ -19,6 +19,7 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.live_check.recorder import RowSample, Seen, WindowRecorder
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.ids import Fingerprint, SequenceNumber
 
 BOUND = 12
 KEYS = "abcdef"
@@ -31,30 +32,30 @@ class Requests:
         self.dice = random.Random(seed)
         self.recorder = WindowRecorder(RowSample(1.0, 7), BOUND)
         self.commit, self.sequence, self.dropped, self.waiting = 0, 0, 0, 0
-        self.open: list[tuple[asyncio.Future[Answer], list[c.Op], Callable[[list[c.Op]], Any]]] = []
+        self.open: list[tuple[asyncio.Future[Answer], list[c.Op], Callable[[list[c.Op]], Any], int]] = []
         self.doubtful: set[str] = set()
         self.certain: list[tuple[str, int]] = []
 
     def _op(self, kind: c.OpKind) -> c.Op:
         self.sequence += 1
-        return c.Op(self.sequence, int(kind), "t", self.dice.choice(KEYS), self.sequence, b"1", by=1)
+        return c.Op(SequenceNumber(self.sequence), int(kind), "t", self.dice.choice(KEYS), Fingerprint(0), b"1", by=1)
 
     def ask(self) -> None:
         kinds = (c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.DELETE)
         ops = [self._op(self.dice.choice(kinds)) for _ in range(self.dice.randint(1, 3))]
         how = self.dice.choice((self._each, self._cascade, self._transaction))
-        command: c.Command = c.Operate(1, 1, 1, ops)
+        command: c.Command = c.Operate(1, 1, SequenceNumber(1), ops)
         if how == self._cascade:
             command = c.Cascade("f", "job", 1, 1, 1, True, 0, ops)
         elif how == self._transaction:
             writes: list[c.Write | c.Write5] = [c.Write(*msgspec.structs.astuple(op)) for op in ops]
-            command = c.operate(1, 1, 1, [c.Transaction(ops[-1].sequence, 0, [], writes)])
+            command = c.operate(1, 1, SequenceNumber(1), [c.Transaction(ops[-1].sequence, Fingerprint(0), [], writes)])
         room = self.waiting + len(self.recorder.seen) + len(ops) <= BOUND
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.recorder.watch(command, future)
         if room:
             self.waiting += len(ops)
-            self.open.append((future, ops, how))
+            self.open.append((future, ops, how, self.told))
         else:
             self.dropped += len(ops)
 
@@ -103,7 +104,7 @@ class Requests:
 
     async def end(self) -> None:
         """Let any of the requests end, in any way."""
-        future, ops, answers = self.open.pop(self.dice.randrange(len(self.open)))
+        future, ops, answers, _ = self.open.pop(self.dice.randrange(len(self.open)))
         rows, how = {f"t/{op.key}" for op in ops}, self.dice.random()
         if how < 0.15:
             self.doubtful |= rows
@@ -118,6 +119,19 @@ class Requests:
         self.waiting -= len(ops)
         await asyncio.sleep(0)
 
+    def take(self) -> list[Seen]:
+        """Take what nothing can come before any more: whoever still waits has a later place than what was told then."""
+        found = self.recorder.take()
+        horizon = min((floor for *_, floor in self.open), default=self.told)
+        assert all(one.commit <= horizon for one in found)
+        assert all(one.commit > horizon for one in self.recorder.seen)
+        return found
+
+    @property
+    def told(self) -> int:
+        """The newest commit number that an answer has told."""
+        return self.certain[-1][1] if self.certain else 0
+
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_exactly_the_rows_of_writes_that_may_still_happen_are_doubtful(seed: int) -> None:
@@ -128,11 +142,11 @@ async def test_exactly_the_rows_of_writes_that_may_still_happen_are_doubtful(see
         while requests.open and requests.dice.random() < 0.5:
             await requests.end()
         if requests.dice.random() < 0.4:
-            taken += recorder.take()
+            taken += requests.take()
         assert (recorder.unknown, recorder.dropped) == (requests.doubtful, requests.dropped)
     while requests.open:
         await requests.end()
-    taken += recorder.take()
+    taken += requests.take()
     assert recorder.unknown == requests.doubtful
     assert recorder.seen == [], "nothing is waited for any more"
     assert sorted((one.row, one.commit) for one in taken) == sorted(requests.certain)
