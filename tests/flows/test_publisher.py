@@ -47,6 +47,10 @@ class FakeDisk:
     def checksum(self, flow: str, number: int) -> str:
         return segment.checksum(self.get(flow, number))
 
+    def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
+        data = self.get(flow, number)
+        return len(data), segment.checksum(data), data[offset : offset + size_bytes]
+
     def drop_through(self, flow: str, number: int) -> None:
         for key in [key for key in self.batches if key[0] == flow and key[1] <= number]:
             del self.batches[key]

@@ -19,19 +19,11 @@ from tests.flows.test_publisher import TIMEOUT_S, FakeDisk, batch, payload
 FLOWS = "fg"
 
 
-class Disk(FakeDisk):
-    """One that can tell a part of a batch."""
-
-    def piece(self, flow: str, number: int, offset: int, size_bytes: int) -> tuple[int, str, bytes]:
-        data = self.get(flow, number)
-        return len(data), segment.checksum(data), data[offset : offset + size_bytes]
-
-
 class Sides:
     """A publisher and what has to come of it."""
 
     def __init__(self, seed: int) -> None:
-        self.dice, self.disk = random.Random(seed), Disk()
+        self.dice, self.disk = random.Random(seed), FakeDisk()
         self.failed: list[tuple[str, int]] = []
         self.publisher = Publisher(
             self.disk,
