@@ -87,7 +87,7 @@ class Journal(ReplayedEntries):
 
     def bytes_after(self, index: int) -> int:
         """Bytes of the entries behind ``index``; all of the log's for one that is gone from it."""
-        if index >= self.last_index:
+        if index >= self.last_index or not self._positions:
             return 0
         return self._end - self._positions[max(index + 1, self.first_index) - self.first_index]
 

@@ -128,7 +128,7 @@ class Walk:
     def reset(self) -> None:
         self.flush()
         last, last_term = self.now.last
-        index = self.dice.randint(self.commit, last + 5)
+        index = self.dice.randint(max(1, self.now.base), last + 5)
         held = self.now.term_at(index)
         term = held if held is not None and self.dice.random() < 0.5 else max(self.term, last_term) + 1
         if index <= self.commit:
@@ -143,6 +143,7 @@ class Walk:
             self.resets += 1
             assert self.journal.base == SavedPoint(index, term, members(index))
         self.commit = max(self.commit, index)
+        assert self.journal.commit_index == self.commit
         self.term = max(self.term, term)
         self.since_flush = [self.now]
 
@@ -184,6 +185,7 @@ class Walk:
             if index >= 0:
                 assert journal.term_at(index) == self.now.term_at(index)
         assert journal.bytes_after(last) == 0
+        assert journal.bytes_after(max(0, self.now.base - 2)) == journal.bytes_after(self.now.base)
         most = SEGMENT_BYTES - SEGMENT_HEADER_BYTES
         assert (journal.has_room(most), journal.has_room(most + 1)) == (True, False)
         assert (journal.has_room(most - 9, reserve_bytes=9), journal.has_room(most, reserve_bytes=1)) == (True, False)

@@ -193,7 +193,8 @@ class Walk:
             "remember",
         )
         getattr(self, self.dice.choice(what))()
-        assert self.transport._peers == self.peers
+        peers: dict[str, Any] = self.transport._peers
+        assert peers == self.peers
 
 
 @pytest.mark.parametrize("seed", range(10))
