@@ -21,7 +21,7 @@ from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.test_cascades import part, write
 from tests.gateway.test_flow_changes import Cluster
 
-QUOTA = 900
+QUOTA = 650
 KEYS = ("a", "b", "cc", "ddd")
 TOP = 2**63 - 1
 
@@ -87,10 +87,11 @@ class Sides:
                 if op.op == "increment":
                     if held + size + INTEGER_BYTES_MAX > QUOTA:
                         reasons.add(Code.QUOTA)
-                    if not isinstance(before, int) or not -TOP <= before + op.by <= TOP:
+                    by = op.by if isinstance(op.by, int) else 0
+                    if not isinstance(before, int) or not -TOP <= before + by <= TOP:
                         reasons.add(Code.BAD_REQUEST)
                         before = 0
-                    value = before + op.by
+                    value = before + by
                 rows[op.key] = (value, commit_of_op)
                 of_rows.append((op.key, value))
             new += size if op.table == "rows" else 0
