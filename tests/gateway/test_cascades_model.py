@@ -21,7 +21,7 @@ from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.test_cascades import part, write
 from tests.gateway.test_flow_changes import Cluster
 
-QUOTA = 650
+QUOTA = 520
 KEYS = ("a", "b", "cc", "ddd")
 TOP = 2**63 - 1
 
