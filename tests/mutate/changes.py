@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import libcst as cst
 import libcst.matchers as m
-from libcst.metadata import MetadataWrapper
+from libcst.metadata import (
+    CodePosition,
+    CodeRange,
+    MetadataWrapper,
+    PositionProvider,
+    WhitespaceInclusivePositionProvider,
+)
 from mutmut.mutation.file_mutation import MutationVisitor, deep_replace
 from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
@@ -48,6 +55,7 @@ def changes(path: str, code: str) -> Iterator[Change]:
     wrapper = MetadataWrapper(cst.parse_module(code))
     visitor = MutationVisitor(operators, IgnoredCode(set(), set(), set()))
     module = wrapper.visit(visitor)
+    places = _Places(code, wrapper)
     seen: Counter[tuple[str, str]] = Counter()
     texts: set[int] = set()
     names = {id(node) for statement in _statements_of_names(module) for node in _within(statement)}
@@ -60,10 +68,37 @@ def changes(path: str, code: str) -> Iterator[Change]:
             if id(node) in texts:
                 continue
             texts.add(id(node))
-        changed = deep_replace(module, mutation.original_node, mutation.mutated_node).code
+        changed = places.exchanged(node, mutation.mutated_node)
+        if changed is None:
+            changed = deep_replace(module, node, mutation.mutated_node).code
         line, was, now = _difference(code, changed)
         seen[was, now] += 1
         yield Change(path, was, now, seen[was, now], line, changed)
+
+
+class _Places:
+    """Where each node stands in the text: to write a whole module anew for each change takes longer than to try it."""
+
+    def __init__(self, code: str, wrapper: MetadataWrapper) -> None:
+        self._code = code
+        self._lines = [0, *accumulate(len(line) for line in code.splitlines(keepends=True))]
+        self._ranges = [wrapper.resolve(each) for each in (WhitespaceInclusivePositionProvider, PositionProvider)]
+
+    def exchanged(self, was: cst.CSTNode, now: cst.CSTNode | cst.RemovalSentinel) -> str | None:
+        """Return the text with a node exchanged; None where that node is not written by itself as it stands there."""
+        if not isinstance(now, cst.CSTNode):
+            return None
+        for ranges in self._ranges:
+            place = ranges.get(was)
+            if not isinstance(place, CodeRange):
+                continue
+            first, end = self._offset(place.start), self._offset(place.end)
+            if self._code[first:end] == _written(was):
+                return self._code[:first] + _written(now) + self._code[end:]
+        return None
+
+    def _offset(self, place: CodePosition) -> int:
+        return self._lines[place.line - 1] + place.column
 
 
 def _statements_of_names(module: cst.Module) -> Sequence[cst.CSTNode]:
@@ -101,7 +136,7 @@ def _is_wording(was: cst.CSTNode, now: cst.CSTNode) -> bool:
         return False
     kept = {id(argument.value) for argument in now.args}
     lost = [argument.value for argument in was.args if id(argument.value) not in kept]
-    return bool(lost) and all(isinstance(value, _TEXTS) and (" " in _text(value)) for value in lost)
+    return bool(lost) and all(isinstance(value, _TEXTS) and (" " in _written(value)) for value in lost)
 
 
 def _is_never(was: cst.CSTNode, now: cst.CSTNode) -> bool:
@@ -112,7 +147,7 @@ def _is_never(was: cst.CSTNode, now: cst.CSTNode) -> bool:
     return bool(lost) and all(m.matches(case, _NEVER) for case in lost)
 
 
-def _text(node: cst.BaseExpression) -> str:
+def _written(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node)
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -31,30 +34,37 @@ def exchanges(path: str, code: str) -> dict[tuple[str, int], CodeType] | None:
 
 def called_by_import(path: str) -> frozenset[tuple[str, int]]:
     """Import a module, which must not have been so far, and return the functions in it that this calls."""
-    file, called = _file(path), set[tuple[str, int]]()
+    called = set[tuple[str, int]]()
+    with profiled(path, called):
+        importlib.import_module(".".join(("oncegate", *Path(path).with_suffix("").parts)))
+    return frozenset(called)
+
+
+@contextmanager
+def profiled(path: str, called: set[tuple[str, int]]) -> Iterator[None]:
+    """Add to ``called`` the functions of a module that this thread, or a new one, calls."""
+    file = _file(path)
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename == file:
             called.add((frame.f_code.co_qualname, frame.f_code.co_firstlineno))
 
+    threading.setprofile(profile)
     sys.setprofile(profile)
     try:
-        importlib.import_module(".".join(("oncegate", *Path(path).with_suffix("").parts)))
+        yield
     finally:
         sys.setprofile(None)
-    return frozenset(called)
+        threading.setprofile(None)  # type: ignore[arg-type]
 
 
-def apply(path: str, changed: dict[tuple[str, int], CodeType]) -> int:
-    """Exchange the code of all functions that are named; return how many there were."""
-    file, done = _file(path), 0
+def functions(path: str) -> dict[tuple[str, int], list[FunctionType]]:
+    """Return the functions of a module that exist now, by (qualified name, first line)."""
+    file, found = _file(path), defaultdict[tuple[str, int], list[FunctionType]](list)
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename == file:
-            key = each.__code__.co_qualname, each.__code__.co_firstlineno
-            if (code := changed.get(key)) is not None:
-                each.__code__ = code
-                done += 1
-    return done
+            found[each.__code__.co_qualname, each.__code__.co_firstlineno].append(each)
+    return dict(found)
 
 
 def _only_functions(was: CodeType, now: CodeType, found: dict[tuple[str, int], CodeType]) -> bool:
