@@ -7,7 +7,8 @@ time and by any number of readers, beside the writes. A reader that keeps a curs
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -62,14 +63,19 @@ class Items:
         self._timeout_s = timeout_s
 
     async def __aiter__(self) -> AsyncGenerator[FlowItem, None]:
+        async with aclosing(self.batches()) as batches:
+            async for items in batches:
+                for item in items:
+                    yield item
+
+    async def batches(self) -> AsyncGenerator[Sequence[FlowItem], None]:
+        """Yield the same items, those of a batch at once."""
         told = await self._connection.ask(flow_path(self._flow), FlowInfo, timeout_s=self._timeout_s)
         first = await self._found(told) if self._from_batch is None else self._from_batch
         for number in range(first, told.last_batch + 1):
             items = await self._read(number)
             self.batch = number
-            for item in items:
-                if item.commit > self._above:
-                    yield item
+            yield [item for item in items if item.commit > self._above]
 
     async def _found(self, told: FlowInfo) -> int:
         """Return the oldest batch with an item above the commit number; by halves, as nobody else knows it."""

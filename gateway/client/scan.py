@@ -6,6 +6,7 @@ Owns: going from page to page, at whichever node still has the state that the fi
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -48,12 +49,18 @@ class Scan:
         self._timeout_s = timeout_s
 
     async def __aiter__(self) -> AsyncGenerator[Row, None]:
+        async with aclosing(self.pages()) as pages:
+            async for page in pages:
+                for row in page:
+                    yield row
+
+    async def pages(self) -> AsyncGenerator[Sequence[Row], None]:
+        """Yield the same rows, those of a page at once."""
         query = self._query
         while True:
             page = await self._page({**query, "limit": self._page_rows})
             self.commit = page.commit
-            for row in page.rows:
-                yield row
+            yield page.rows
             if page.page is None:
                 return
             query = {"page": page.page}

@@ -6,7 +6,8 @@ Owns: what such an iteration has beside its next value. How a step gets to the e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable
+from itertools import chain
 from typing import Generic, Self, TypeVar
 
 from oncegate.gateway.client.consume import Batch as AsyncBatch
@@ -36,11 +37,30 @@ class _Iteration(Generic[T]):
         self._steps.close()
 
 
-class Rows(_Iteration[Row]):
+class _Pages(Generic[T]):
+    """As :class:`_Iteration`, with one step for each page: a step for each row would be most of its cost."""
+
+    def __init__(self, crossing: Crossing, source: AsyncIterable[Iterable[T]]) -> None:
+        self._steps = crossing.steps(source)
+        self._left = chain.from_iterable(self._steps)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._left)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._steps.close()
+        self._left = chain(())
+
+
+class Rows(_Pages[Row]):
     """The rows of a range as they were at one moment."""
 
     def __init__(self, crossing: Crossing, scan: Scan) -> None:
-        super().__init__(crossing, scan)
+        super().__init__(crossing, scan.pages())
         self._scan = scan
 
     @property
@@ -62,11 +82,11 @@ class Watch(_Iteration[Change]):
         return self._watch.commit
 
 
-class Items(_Iteration[FlowItem]):
+class Items(_Pages[FlowItem]):
     """The items that a flow retains."""
 
     def __init__(self, crossing: Crossing, items: AsyncItems) -> None:
-        super().__init__(crossing, items)
+        super().__init__(crossing, items.batches())
         self._items = items
 
     @property

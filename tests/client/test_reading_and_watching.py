@@ -529,6 +529,10 @@ def test_without_await_rows_changes_and_batches_are_plain_iterations() -> None:
         rows = client.rows("rows", page_rows=2)
         assert [(row.key, row.value) for row in rows] == [(f"k{n}", n) for n in range(5)]
         assert rows.commit == 5
+        left = client.rows("rows", page_rows=3)
+        assert (next(left).key, next(left).key) == ("k0", "k1")
+        left.close()
+        assert list(left) == [], "nothing is left of the page either"
         changes = client.watch("rows", from_commit=3)
         assert [next(changes).key for _ in range(2)] == ["k3", "k4"]
         changes.close()
