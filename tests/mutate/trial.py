@@ -33,6 +33,8 @@ from tests.mutate.targets import ROOT
 
 Verdict = Literal["killed", "survived", "timeout"]
 HEAVY: Final = ("aiohttp", "hypothesis", "msgspec", "numpy", "pyarrow", "pytest", "pytest_asyncio", "xxhash")
+_LOOPS_S: Final = 5.0
+_LOOPS_FACTOR: Final = 5.0
 _CODE_UNUSED: Final = 70
 """Exit code of an error in here: it counts as noticed, and the trial without a change shows it."""
 _REWRITE: Final = "-Wignore::pytest.PytestAssertRewriteWarning"
@@ -138,12 +140,13 @@ class _Host:
 
     def __init__(self, changes: list[Change], jobs: int, seconds_max: float, writing: int) -> None:
         self._changes, self._jobs, self._seconds_max, self._writing = changes, jobs, seconds_max, writing
+        self._reach: dict[str, _Reach] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try all changes; see :func:`run`."""
         numbers = {id(change): number for number, change in enumerate(self._changes)}
-        reach = _reached(self._changes[0].path, session) if len(self._changes) > 1 else {}
+        reach = self._reach = _reached(self._changes[0].path, session) if len(self._changes) > 1 else {}
         functions = patched.functions(self._changes[0].path)
         # Nothing of ours is garbage any more, and a child that looks for some would copy all pages.
         gc.collect()
@@ -155,6 +158,11 @@ class _Host:
         for one in _scheduled(self._changes, start, self._jobs, self._seconds_max):
             os.write(self._writing, f"{numbers[id(one.change)]} {one.verdict} {one.seconds:.3f}\n".encode())
         return True
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """End a child whose test takes much more processor time than it did: the change makes it loop."""
+        if nodeid in self._reach:
+            signal.setitimer(signal.ITIMER_PROF, max(_LOOPS_S, _LOOPS_FACTOR * self._reach[nodeid].seconds))
 
 
 class _Reach(NamedTuple):
