@@ -258,7 +258,8 @@ class SmallSession:
 
     async def transact(self, transaction: Transaction, *, idempotency_key: str | None = None) -> WriteResult:
         if idempotency_key is not None:
-            return await self._cluster.client.transact(transaction, idempotency_key=idempotency_key)
+            told: WriteResult = await self._cluster.client.transact(transaction, idempotency_key=idempotency_key)
+            return told
         return await self._do("transact", transaction.operation)
 
     async def drain(self) -> None:
