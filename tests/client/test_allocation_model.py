@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +62,33 @@ async def test_name_is_its_owners_until_it_is_given_up_or_its_session_ends(clust
         assert row is None or (row.value, row.version) == had[entry][:2]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@in_memory
+async def test_name_whose_owner_changes_as_it_is_read_is_had_as_the_row_says_then(
+    cluster: SmallCluster, seed: int
+) -> None:
+    dice, mine, other = random.Random(seed), "x" * 300, "y" * 300
+    cluster.told_bytes_max = 200  # a refusal tells neither: the row has to be read
+    registry = Registry(cluster.client, cluster.session(), "n")
+    key = registry._entry("a")
+
+    def change(owner: str | None) -> None:
+        if key in cluster.names():
+            cluster.remove(key)
+        if owner is not None:
+            cluster.plant(key, owner)
+
+    for _ in range(20):
+        change(dice.choice((mine, other)))
+        changes = [dice.choice((mine, other, None)) for _ in range(3)]
+        cluster.client.fates.extend(partial(change, owner) for owner in changes)
+        token = await registry.take("a", mine)
+        cluster.client.fates.clear()
+        row = await registry.find("a")
+        assert row is not None
+        assert token == (row.version if row.value == mine else None)
+
+
 @in_memory
 async def test_numbers_are_adjacent_and_rise(cluster: SmallCluster) -> None:
     given = 0
@@ -114,6 +142,20 @@ async def test_who_waits_for_a_permit_has_one_of_the_next_window_and_not_before(
         assert sum(task.done() for task in waiting) == min(5, 2 * round_ + 2)
         cluster.advance(1)
     await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("steps", range(8))
+@in_memory
+async def test_window_that_ends_while_somebody_begins_to_wait_is_not_waited_for(
+    cluster: SmallCluster, steps: int
+) -> None:
+    limiter = RateLimiter(cluster.client, cluster.session(), "r", 1, 1_000)
+    await limiter.acquire()
+    waiting = asyncio.create_task(limiter.acquire())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    cluster.advance(1_000)
+    await asyncio.wait_for(waiting, 60)
 
 
 @pytest.mark.parametrize("seed", range(15))
