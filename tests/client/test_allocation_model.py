@@ -24,10 +24,9 @@ SEEDS = range(10)
 @in_memory
 async def test_name_is_its_owners_until_it_is_given_up_or_its_session_ends(cluster: SmallCluster, seed: int) -> None:
     dice = random.Random(seed)
-    large, had = "x" * 300, dict[str, tuple[Any, int, Any]]()
+    large, had = "x" * 3_000, dict[str, tuple[Any, int, Any]]()
     sessions = [cluster.session() for _ in range(3)]
     tokens: list[tuple[str, int]] = []
-    cluster.told_bytes_max = 200  # a refusal leaves out what is larger
     for _ in range(80):
         at, entry = dice.randrange(3), dice.choice(("a", "b/c"))
         registry = Registry(cluster.client, sessions[at], "n", table="others")
@@ -67,8 +66,7 @@ async def test_name_is_its_owners_until_it_is_given_up_or_its_session_ends(clust
 async def test_name_whose_owner_changes_as_it_is_read_is_had_as_the_row_says_then(
     cluster: SmallCluster, seed: int
 ) -> None:
-    dice, mine, other = random.Random(seed), "x" * 300, "y" * 300
-    cluster.told_bytes_max = 200  # a refusal tells neither: the row has to be read
+    dice, mine, other = random.Random(seed), "x" * 3_000, "y" * 3_000  # a refusal tells neither
     registry = Registry(cluster.client, cluster.session(), "n")
     key = registry._entry("a")
 

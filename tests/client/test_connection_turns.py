@@ -452,6 +452,25 @@ async def test_call_that_gets_its_turn_as_its_deadline_passes_has_one_or_the_oth
     assert turns.take(loop.time(), anywhere=False) == NODES[0]
 
 
+@pytest.mark.parametrize("others", [1, 3])
+async def test_turn_of_one_who_goes_as_it_comes_is_the_next_ones(others: int) -> None:
+    """Also where nobody gives a turn back any more, whoever else has gone or been late meanwhile."""
+    loop, router = asyncio.get_running_loop(), Router(NODES[:1])
+    turns = ConnectionTurns(loop, router, 1)
+    assert turns.take(loop.time(), anywhere=False) == NODES[0]
+    waiting = [asyncio.create_task(turns.wait(float(at), NEVER, anywhere=False)) for at in range(others + 1)]
+    late = [asyncio.create_task(turns.wait(9.0, loop.time(), anywhere=False)) for _ in range(2)]
+    for end in await asyncio.gather(*late, return_exceptions=True):
+        assert isinstance(end, AttemptFailed)
+    turns.give_back(NODES[0])
+    for one in waiting[:others]:
+        one.cancel()
+    await settle()
+    assert waiting[-1].done()
+    assert waiting[-1].result() == NODES[0]
+    assert (turns._all, turns._taken, turns._gone) == (1, {NODES[0]: 1}, 0)
+
+
 async def test_calls_that_have_gone_are_not_kept_behind_one_that_waits() -> None:
     loop, router = asyncio.get_running_loop(), Router(NODES[:1])
     turns = ConnectionTurns(loop, router, 1)
