@@ -98,6 +98,7 @@ class Walk:
         assert self.journal.flushes == flushes + dirty
         assert self.journal.flushed_index == self.now.last[0]
         in_memory = self.journal._recent
+        assert self.journal._recent_bytes == sum(len(one[0]) + RECORD_HEADER_BYTES for one in in_memory)
         assert sum(len(one[0]) + RECORD_HEADER_BYTES for one in in_memory[1:]) <= self.memory_bytes
         self.since_flush = [self.now]
 
