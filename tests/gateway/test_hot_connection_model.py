@@ -334,7 +334,7 @@ class Walk:
         assert len(self.transport.written) == written
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 async def test_requests_are_answered_in_order_and_each_as_alone_whoever_reads_them(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,12 +343,45 @@ async def test_requests_are_answered_in_order_and_each_as_alone_whoever_reads_th
         await walk.step()
         if number % 3 == 0:
             await walk.settled()
-    match seed % 4:
-        case 0:
-            await walk.drain()
-        case 1:
-            walk.lose()
-        case _:
-            await walk.finish()
-            await walk.settled()
-            walk.lose()
+    await walk.finish()
+    await walk.settled()
+    walk.lose()
+
+
+async def test_connection_ends_with_what_is_under_way_and_leaves_nothing_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(150):
+        walk = Walk(seed, monkeypatch)
+        for _ in range(walk.dice.randrange(50)):
+            await walk.step()
+        await walk.drain() if seed % 2 else walk.lose()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_only_what_does_not_arrive_at_once_is_left_to_others_and_the_next_is_hot_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request at a time, in pieces; a sweep comes between two pieces, if the head is there."""
+    walk = Walk(4 * seed, monkeypatch)
+    monkeypatch.setattr(hot, "WAITING_BYTES_MAX", 100_000)
+    for number, (one, (head, end)) in enumerate(zip(walk.requests, walk.ends, strict=True)):
+        if one.odd:
+            break
+        begun, stalled = walk.begun, False
+        for cut in sorted(walk.dice.sample(range(walk.sent + 1, end), walk.dice.randint(0, 2))):
+            walk.send(cut)
+            assert not walk.transport.written[number:]
+            if cut >= head and walk.dice.random() < 0.5:
+                walk.connection.look()
+                await asyncio.sleep(0)
+                stalled = True
+        walk.send(end)
+        assert walk.begun - begun == (one.is_hot and not stalled)
+        if walk.under_way is not None:
+            walk.under_way.answer()
+        elif not (one.is_hot and not stalled):
+            assert walk.side is not None
+            assert walk.side.answers()
+        await walk.settled()
+        assert len(walk.transport.written) == number + 1
