@@ -1,0 +1,192 @@
+"""Fetches from peers that lack batches, fail, cut their answers and send others, against what each peer really has.
+
+Whatever they answer: what is stored is right, all that is retained comes if one peer has it, what is dropped meanwhile
+is given up, and no batch is asked for twice at the same time, nor more of them at once than there is memory for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncegate.consensus.errors import PeerUnavailable
+from oncegate.gateway.node import segment_fetch
+from oncegate.gateway.node.segment_fetch import CONCURRENT_MAX, SegmentFetcher
+from oncegate.rifl.errors import Code, OncegateError
+
+FLOWS = ("f", "g")
+BATCHES = 12
+Batch = tuple[str, int]
+
+
+def payload_of(flow: str, number: int) -> bytes:
+    return f"{flow}{number}.".encode() * (number % 4 + 1)
+
+
+def check_of(payload: bytes) -> str:
+    return f"sum of {payload!r}"
+
+
+class Flows:
+    """What the log says of the flows."""
+
+    def __init__(self) -> None:
+        self.first = dict.fromkeys(FLOWS, 1)
+        self.retired = SimpleNamespace(
+            names=lambda: ["old"], used=lambda name: SimpleNamespace(batches=3 * (name == "old"))
+        )
+
+    def names(self) -> list[str]:
+        return list(FLOWS)
+
+    def find(self, name: str) -> Any:
+        if name not in FLOWS:
+            return None
+        return SimpleNamespace(batches=SimpleNamespace(first=self.first[name], last=BATCHES))
+
+    def batch(self, flow: str, number: int) -> Any:
+        if number < self.first[flow]:
+            raise OncegateError(Code.RETENTION_EXCEEDED, "dropped")
+        return SimpleNamespace(items=len(payload_of(flow, number)))
+
+
+class Cluster:
+    """A node that lacks batches, and its peers."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.flows, self.here = Flows(), dict[Batch, bytes]()
+        self.asked: Counter[Batch] = Counter()
+        self.most_at_once = self.spoiled = 0
+        self.dropped: list[Batch] = []
+        self.has = {peer: {(flow, n) for flow in FLOWS for n in range(1, BATCHES + 1)} for peer in ("p", "q", "r")}
+        for peer in ("p", "q"):
+            self.has[peer] = {one for one in sorted(self.has[peer]) if self.dice.random() < 0.4}
+        store: Any = SimpleNamespace(
+            flows=lambda: [*FLOWS, "old", "later"],
+            list=lambda name: sorted(number for flow, number in self.here if flow == name),
+            has=lambda flow, number: (flow, number) in self.here,
+            put=self.put,
+        )
+        publisher: Any = SimpleNamespace(drop_through=lambda flow, number: self.dropped.append((flow, number)))
+        machine: Any = SimpleNamespace(flows=self.flows)
+        peers: Any = self
+        self.fetcher = SegmentFetcher(peers, lambda: ["p", "q", "r"], machine, store, publisher)
+
+    def put(self, flow: str, number: int, payload: bytes) -> None:
+        assert payload == payload_of(flow, number)
+        assert (flow, number) not in self.here
+        self.here[flow, number] = payload
+
+    async def call(self, peer: str, request: bytes, *, timeout_s: float) -> bytes:
+        flow, number, offset = (asked := segment_fetch._request.decode(request[1:])).flow, asked.number, asked.offset
+        self.asked[flow, number] += 1
+        assert self.asked[flow, number] == 1, "one fetch a batch"
+        self.most_at_once = max(self.most_at_once, self.asked.total())
+        try:
+            for _ in range(self.dice.randrange(4)):
+                await asyncio.sleep(0)
+            return self.answer(peer, flow, number, offset)
+        finally:
+            self.asked[flow, number] -= 1
+
+    def answer(self, peer: str, flow: str, number: int, offset: int) -> bytes:
+        payload = payload_of(flow, number)
+        if (flow, number) not in self.has[peer]:
+            return segment_fetch._encode((-1, "", b""))
+        length, checksum, data = len(payload), check_of(payload), payload[offset : offset + 3]
+        fault = self.dice.randrange(16)
+        self.spoiled += fault < 7
+        if fault == 0:
+            raise PeerUnavailable(peer, "not connected", outcome="not_applied")
+        if fault == 1:
+            data = b""
+        elif fault == 2:
+            data = b"?" * len(data)
+        elif fault == 3:
+            length = segment_fetch.BATCH_BYTES_MAX + 1
+        elif fault == 4:
+            checksum = check_of(b"another")
+        elif fault == 5:
+            return b"\xc1"
+        elif fault == 6:
+            # Whole and with its checksum, and of another number of items.
+            other = payload[:-1]
+            length, checksum, data = len(other), check_of(other), other[offset:]
+        return segment_fetch._encode((length, checksum, data))
+
+    async def run_until(self, is_done: Any) -> None:
+        async with asyncio.timeout(30):
+            while not is_done():
+                await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def _plain_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = SimpleNamespace(checksum=check_of, read_table=lambda payload: SimpleNamespace(num_rows=len(payload)))
+    monkeypatch.setattr(segment_fetch, "segment", tables)
+    monkeypatch.setattr(segment_fetch, "BACKOFF_MIN_S", 0.0)
+    monkeypatch.setattr(segment_fetch.log, "disabled", True)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_all_that_is_retained_comes_and_nothing_else_whatever_peers_answer(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_fetch, "SCANNED_MAX", 6)
+    cluster = Cluster(seed)
+    dice, fetcher, flows = cluster.dice, cluster.fetcher, cluster.flows
+    flows.first["g"] = 4
+    for number in dice.sample(range(1, BATCHES + 1), 3):
+        cluster.put("f", number, payload_of("f", number))
+    held = len(cluster.here)
+    fetcher.scan()
+    waiting = [asyncio.create_task(fetcher.ensure("f", dice.randint(1, BATCHES))) for _ in range(12)]
+    await asyncio.sleep(0)
+    for gone in waiting[::3]:
+        gone.cancel()
+    if seed % 2:
+        await cluster.run_until(lambda: len(cluster.here) > held + 2)
+        fetcher.scan()
+    if seed % 4 > 1:
+        await cluster.run_until(lambda: len(cluster.here) > held)
+        flows.first["f"] = 6
+    await cluster.run_until(
+        lambda: all((flow, n) in cluster.here for flow in FLOWS for n in range(flows.first[flow], BATCHES + 1))
+    )
+    await cluster.run_until(lambda: not fetcher._under_way and (scan := fetcher._scanning) and scan.done())
+    assert fetcher.missing == 0
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    refused = [one for one in results if isinstance(one, OncegateError)]
+    assert all(one.code is Code.RETENTION_EXCEEDED for one in refused)
+    assert sum(isinstance(one, asyncio.CancelledError) for one in results) == len(waiting[::3])
+    assert not refused or seed % 4 > 1
+    assert {number for flow, number in cluster.here if flow == "g"} == set(range(4, BATCHES + 1))
+    assert fetcher.fetched == len(cluster.here) - held
+    assert 1 < cluster.most_at_once <= CONCURRENT_MAX
+    assert 0 < fetcher.failures <= cluster.spoiled
+    retained = {("old", 3), ("g", 3), ("f", 0)}
+    assert retained <= set(cluster.dropped) <= retained | {("f", flows.first["f"] - 1)}
+    await fetcher.close()
+
+
+async def test_batch_that_nobody_has_is_not_found_and_comes_later_without_another_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(0)
+    for has in cluster.has.values():
+        has.clear()
+    monkeypatch.setattr(segment_fetch, "ENSURE_TIMEOUT_S", 0.01)
+    with pytest.raises(OncegateError) as refused:
+        await cluster.fetcher.ensure("f", 1)
+    assert refused.value.code is Code.NOT_FOUND
+    assert refused.value.retry_after_ms
+    cluster.has["q"].add(("f", 1))
+    await cluster.run_until(lambda: ("f", 1) in cluster.here)
+    await cluster.fetcher.close()
+    assert not cluster.fetcher._under_way
