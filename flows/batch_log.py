@@ -206,8 +206,7 @@ class BatchLog:
             RetentionExceededError: some of them may be in a batch that was dropped.
         """
         row = bisect_left(self._event_ms, event_ms)
-        # Of batches that were dropped before the clock began anew nothing is known, whatever those behind them tell.
-        if self._event_dropped_ms < 0 or (not row and self.has_dropped and self._event_dropped_ms >= event_ms):
+        if not row and self.has_dropped and not 0 <= self._event_dropped_ms < event_ms:
             raise RetentionExceededError(f"items of that event time may have been dropped; the oldest is {self.first}")
         return self.first - 1 + row
 
@@ -254,8 +253,7 @@ class BatchLog:
         count = len(dropped)
         if count:
             self._items_dropped = self._items_through[count - 1]
-            if self._event_dropped_ms >= 0:
-                self._event_dropped_ms = self.event_ms_at(number)
+            self._event_dropped_ms = self.event_ms_at(number)
             del self._event_ms[:count]
             for column in (*self._columns(), self._bytes_through):
                 del column[:count]

@@ -117,10 +117,6 @@ def test_another_member_begins_the_clock_anew_and_says_what_it_cannot_know() -> 
     cluster.done(c.ClockBatches("f", "then", 2, [7]))
     assert cluster.flow_state().event_ms == 7
     assert cluster.refused(c.StartConsumer("f", "job", "o", "event", 5)).code is Code.RETENTION_EXCEEDED
-    assert cluster.refused(c.StartConsumer("f", "job", "o", "event", 8)).code is Code.RETENTION_EXCEEDED
-    cluster.done(c.MoveCursor("f", "job", 2, fence, False))
-    assert cluster.flow.batches.first == 3, "what was dropped since tells nothing of what was dropped before"
-    assert cluster.refused(c.StartConsumer("f", "job", "o", "event", 50)).code is Code.RETENTION_EXCEEDED
     cluster.done(cluster.alter("f", 2, event_time=""))
     refused = cluster.refused(c.StartConsumer("f", "job", "o", "event", 5))
     assert (refused.code, "event_time" in refused.detail) == (Code.BAD_REQUEST, True)
