@@ -51,7 +51,7 @@ TUNING = Tuning(
     range_rows_max=6,
     in_flight_max=3,
 )
-STEPS = ("write",) * 12 + ("wait",) * 3 + ("cancel", "ask", "long", "trouble", "arrive")
+STEPS = ("write",) * 12 + ("wait",) * 3 + ("cancel", "ask", "long", "trouble", "arrive", "arrive")
 REFUSALS = Code.WINDOW_FULL, Code.OVERLOADED, Code.FORBIDDEN
 SLACK_S = 1e-3
 """Callers are told their deadlines by sweeps, which may be so late."""
@@ -102,7 +102,14 @@ class Nodes:
             status, headers, body = self._refusal(OncegateError(Code.OVERLOADED, "for now"))
         elif how == "forbidden" and path.endswith(("/operations", "/ranges")):
             status, headers, body = self._refusal(OncegateError(Code.FORBIDDEN, "one of them"))
-        elif how in ("before", "forbidden"):
+        elif how == "later" and path.endswith("/operations"):
+            asked = msgspec.msgpack.decode(body, type=wire.OperationsRequest)
+            told = [
+                wire.OperationResult(one.sequence, "rejected", code="OVERLOADED", outcome="not_applied", retryable=True)
+                for one in asked.operations
+            ]
+            status, headers, body = 200, {}, msgspec.msgpack.encode(wire.OperationsResponse(told, 0))
+        elif how in ("before", "forbidden", "later"):
             raise NoAnswer("lost")
         else:
             status, headers, body = self.serve(*sent)
@@ -362,7 +369,7 @@ def test_what_each_caller_of_a_session_is_told_is_true_and_in_time(seed: int, re
         async with walk.session as session:
             for _ in range(80):
                 match dice.choice(
-                    ("write",) * 12 + ("cancel", "ask", "wait", "wait", "wait", "long", "trouble", "arrive")
+                    ("write",) * 12 + ("cancel", "ask", "wait", "wait", "wait", "long", "trouble", "arrive", "arrive")
                 ):
                     case "write":
                         walk.write()
