@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -65,6 +65,8 @@ class Nodes:
         self.loop = asyncio.get_running_loop()
         self.closed = False
         self.trouble = 0.0
+        self.fates: deque[str] = deque()
+        """Of the next requests, whatever the dice say."""
         self.asked: Counter[str] = Counter()
         self.nonces: dict[str, str] = {}
         """Under which each session was opened: a node may still know the one of a session that has ended."""
@@ -93,6 +95,8 @@ class Nodes:
         how = (
             self.dice.choice(("before", "before", "after", "late", "busy")) if self.dice.random() < self.trouble else ""
         )
+        if self.fates:
+            how = self.fates.popleft()
         await self._pass(0.001 + 0.2 * self.dice.random() * (self.dice.random() < 0.3), due)
         if how == "late":
             self.late.append(sent)
@@ -410,3 +414,27 @@ def test_what_each_caller_of_a_session_is_told_is_true_and_in_time(seed: int, re
         assert not nodes.known(session.client_id)
 
     run(seed, walk)
+
+
+def test_write_in_doubt_never_comes_behind_a_later_one_of_a_session_in_order() -> None:
+    async def walk(nodes: Nodes, client: Client) -> None:
+        async with client.session(in_order=True) as session:
+            nodes.fates.append("late")
+            with pytest.raises(OutcomeUnknown):
+                await session.append("rows", "a", 1, timeout_s=0.3)
+            await session.append("rows", "b", 2)
+            nodes.arrive()
+        assert [made.value for made in nodes.state.executed] in ([2], [1, 2])
+
+    run(0, walk)
+
+
+def test_doubt_about_a_batch_stays_with_each_of_its_parts() -> None:
+    async def walk(nodes: Nodes, client: Client) -> None:
+        async with client.session() as session:
+            nodes.fates.extend(["after", "forbidden", "forbidden", "forbidden"])
+            ends = await asyncio.gather(*(session.append("rows", key, 1) for key in "ab"), return_exceptions=True)
+            assert len(nodes.state.executed) == 2
+            assert [isinstance(end, OutcomeUnknown) for end in ends] == [True, True]
+
+    run(0, walk)
