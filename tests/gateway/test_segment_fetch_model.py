@@ -64,6 +64,8 @@ class Cluster:
         self.asked: Counter[Batch] = Counter()
         self.most_at_once = self.spoiled = 0
         self.dropped: list[Batch] = []
+        self.mute: set[tuple[str, str, int]] = set()
+        """Who sends no more of a batch, however often the rest is asked for."""
         self.has = {peer: {(flow, n) for flow in FLOWS for n in range(1, BATCHES + 1)} for peer in ("p", "q", "r")}
         for peer in ("p", "q"):
             self.has[peer] = {one for one in sorted(self.has[peer]) if self.dice.random() < 0.4}
@@ -102,9 +104,14 @@ class Cluster:
         length, checksum, data = len(payload), check_of(payload), payload[offset : offset + 3]
         fault = self.dice.randrange(16)
         self.spoiled += fault < 7
-        if fault == 0:
+        if offset == 0:
+            self.mute.discard((peer, flow, number))
+        if (peer, flow, number) in self.mute:
+            data = b""
+        elif fault == 0:
             raise PeerUnavailable(peer, "not connected", outcome="not_applied")
         if fault == 1:
+            self.mute.add((peer, flow, number))
             data = b""
         elif fault == 2:
             data = b"?" * len(data)
