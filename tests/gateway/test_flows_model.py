@@ -352,6 +352,9 @@ class Sides:
             number = self.dice.randint(max(1, one.first - 1), one.last + 2)
         if where == "event":
             number = self.dice.randint(1, 60)
+        if where in ("time", "ago") and one.batches:
+            sealed_ms = self.dice.choice(list(one.batches.values()))[2] + self.dice.randint(0, 1)
+            number = sealed_ms if where == "time" else now_ms - sealed_ms
         nonce, reader = str(self.nonce), one.readers.get(who)
         if where is None:
             got = self.outcome(self.flows.attach, name, who, nonce, now_ms)
