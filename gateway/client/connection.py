@@ -30,7 +30,7 @@ from oncegate.gateway.client.routing import AttemptFailed, Router
 from oncegate.gateway.client.session_life import SessionLife
 from oncegate.gateway.client.settings import Consistency, TableKind, Tuning
 from oncegate.gateway.client.tracing import Tracing
-from oncegate.gateway.client.verdicts import not_applied, refused, write_result
+from oncegate.gateway.client.verdicts import late, not_applied, refused, write_result
 from oncegate.gateway.wire import OperationResult
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, format_client_id
@@ -74,8 +74,8 @@ class TableKinds:
         self._asking: dict[str, asyncio.Task[TableKind]] = {}
         self._not_before: dict[str, float] = {}
 
-    async def learn(self, table: str) -> TableKind:
-        """Return the kind; concurrent callers share one question.
+    async def learn(self, table: str, deadline: float) -> TableKind:
+        """Return the kind; concurrent callers share one question, and each waits up to its own deadline.
 
         Raises:
             OncegateError: NOT_FOUND, or why the cluster could not be asked.
@@ -83,7 +83,11 @@ class TableKinds:
         kind = self.known.get(table)
         if kind is not None:
             return kind
-        return await asyncio.shield(self._task(table))
+        asking = self._task(table)
+        await asyncio.wait([asking], timeout=deadline - self._clock())
+        if not asking.done():
+            raise late(f"nobody told the kind of {table}")
+        return asking.result()
 
     def wonder(self, table: str) -> None:
         """Learn the kind in the background; after a failure a later call asks again."""
@@ -355,7 +359,7 @@ class Connection:
             if failure.code is not Code.NOT_FOUND:
                 raise
             # No such row, or no such table? The kind of a known table is cached, so this asks once a table at most.
-            await self.kinds.learn(name_of(table))
+            await self.kinds.learn(name_of(table), call.deadline)
         if row is not None and call.age_ms is not None:
             row = msgspec.structs.replace(row, age_ms=call.age_ms)
         commit = call.commit if row is None else row.commit

@@ -563,7 +563,7 @@ class Session:
         known = self._connection.kinds.known.get(table)
         if known is None:  # what the values are is decided now, whatever becomes of them until the kind is known
             pairs = [(key, msgspec.msgpack.decode(packed(value))) for key, value in pairs]
-        kind = known or await self._connection.kinds.learn(table)
+        kind = known or await self._connection.kinds.learn(table, deadline)
         while True:
             try:
                 return await self._put_rows(table, pairs, kind, (ttl_ms, bound), position, deadline)
@@ -571,7 +571,7 @@ class Session:
                 raise
             except OperationFailed as lost:
                 surely_not = lost.outcome is Outcome.NOT_APPLIED
-                if surely_not and lost.code is Code.BAD_REQUEST and await self._changed(table, kind):
+                if surely_not and lost.code is Code.BAD_REQUEST and await self._changed(table, kind, deadline):
                     kind = self._connection.kinds.known[table]
                     continue
                 # No row was applied for certain: all of them may go on in the session that follows.
@@ -592,15 +592,15 @@ class Session:
         """Write rows where each call has its turn: none is tried again, for that would be behind later calls."""
         pairs = [(key, msgspec.msgpack.decode(packed(value))) for key, value in pairs]
         async with order.turn(deadline):
-            kind = await self._connection.kinds.learn(table)
+            kind = await self._connection.kinds.learn(table, deadline)
             sent = await self._send_rows(table, pairs, kind, end, position, deadline)
         return await self._told(sent)
 
-    async def _changed(self, table: str, kind: TableKind) -> bool:
+    async def _changed(self, table: str, kind: TableKind, deadline: float) -> bool:
         """Tell whether a table has another kind by now: it was dropped, and declared again."""
         kinds = self._connection.kinds
         kinds.known.pop(table, None)
-        return await kinds.learn(table) != kind
+        return await kinds.learn(table, deadline) != kind
 
     async def _put_rows(
         self,
