@@ -54,8 +54,8 @@ class ConnectionTurns:
 
     def take(self, now: float, *, anywhere: bool) -> str | None:
         """Take a turn that is free now and return its node; None if the call has to wait for one."""
-        if self._lines[anywhere]:
-            return None
+        if self._lines[0] or self._lines[1]:
+            return None  # a node that rested may serve again: then it is the turn of the oldest call, of either kind
         endpoint = self._router.pick(now, anywhere=anywhere)
         taken = self._taken.get(endpoint, 0)
         if taken >= self.connections_max:
