@@ -194,6 +194,18 @@ def test_msgpack_that_json_cannot_say_is_refused(value: bytes) -> None:
     assert refusal(packed(value), wire.MSGPACK) is Code.BAD_REQUEST
 
 
+@pytest.mark.parametrize("letter", ["k", "\xe4", "\N{SNOWMAN}", "\N{MUSICAL SYMBOL G CLEF}"])
+def test_key_is_bounded_in_bytes_whatever_its_letters_take(letter: str) -> None:
+    for count in range(1, 520):
+        key = letter * count
+        if len(key.encode()) <= c.KEY_BYTES_MAX:
+            assert request_bodies.check_key(key) == key
+        else:
+            with pytest.raises(OncegateError) as refused:
+                request_bodies.check_key(key)
+            assert refused.value.code is Code.PAYLOAD_TOO_LARGE
+
+
 def test_values_at_the_bounds_pass() -> None:
     assert one(key="k" * 512).key == "k" * 512
     assert one(key="\N{SNOWMAN}" * 170).key
