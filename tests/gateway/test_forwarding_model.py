@@ -146,15 +146,16 @@ class Walk:
 
     def send(self) -> None:
         batch = list[Waiting]()
+        age_s = self.dice.choice((0, 0, 0, 3))  # some were refused by another leader, and are sent on
         for _ in range(self.dice.choice((1, 1, 3, 9))):
             self.items += 1
             item = Waiting(c.OpenSession(str(self.items), 60_000, 64), self.dice.choice((10, 50, 90, 100, 101)), Told())
-            item.due_s = self.now_s + ANSWER_S
+            item.due_s = self.now_s + ANSWER_S - age_s
             self.under_way[self.items] = item
             batch.append(item)
         if not self.waiting:
             self.leader = self.dice.choice((self.leader or "n1", *LEADERS))
-        self.waiting += batch
+        self.waiting = sorted([*self.waiting, *batch], key=lambda item: item.due_s)
         self.forwarding.send(self.leader, batch)
         self.heard()
 
