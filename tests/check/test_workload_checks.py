@@ -447,6 +447,8 @@ BAD: list[tuple[str, Book, str]] = [
     ("flow", flow(others=OTHER), "a batch is the same bytes"),
     ("flow", flow(stored=[["k", 1, 4]]), "the store holds every key once"),
     ("flow", flow(stored=[["k", 2, 5], ["k", 2, 5]]), "the store holds every key once"),
+    ("flow", flow(stored=[["k", 2, 5], ["nobody's", 3, 6]]), "the store holds every key once"),
+    ("flow", flow(stored=[]), "the store holds every key once"),
     ("watch", watched().did("put", "a2", 9, 5).did(*told("a", 4, 5)), LOST),
     ("watch", watched().did("put", "a2", 9, 5).did(*told("", 4, 5, (5, "a2", 8))), LOST),
     ("watch", watched().did(*told("", 0, 4, (2, "b1", 2), (1, "a1", 1), (4, "b1", None))), LOST),
