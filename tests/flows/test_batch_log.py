@@ -14,6 +14,8 @@ from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExceededError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.retention import droppable_through
+from oncegate.gateway.machine.flow_state import Flow
+from oncegate.gateway.machine.state.flow_images import FlowMark, freeze_flow
 
 
 class BatchLogMachine(RuleBasedStateMachine):
@@ -23,6 +25,10 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.model: list[BatchMeta] = []
         self.dropped = 0
         self.events: list[int] = []
+        self.flow = Flow(FlowDeclaration(name="f", source="a", event_time="at"))
+        self.flow.batches = self.log
+        self.mark = FlowMark(self.flow)
+        self.cells: dict[bytes, bytes] = {}
 
     @rule(gap=st.integers(0, 3), items=st.integers(1, 9), spread=st.integers(0, 9), later_ms=st.integers(0, 5))
     def seal(self, gap: int, items: int, spread: int, later_ms: int) -> None:
@@ -52,11 +58,37 @@ class BatchLogMachine(RuleBasedStateMachine):
                 self.events += [0] * (number - 1 - len(self.events))
                 self.events.append(event)
 
+    @rule(slept_ms=st.integers(0, 9))
+    def sleep(self, slept_ms: int) -> None:
+        self.log.sleep(slept_ms)
+        self.model = [batch._replace(sealed_ms=batch.sealed_ms + slept_ms) for batch in self.model]
+
+    @rule()
+    def save(self) -> None:
+        """A save writes what changed since the one before; all saves together leave what one of everything would."""
+        self._write(self.mark, self.cells)
+        whole: dict[bytes, bytes] = {}
+        self._write(FlowMark(self.flow), whole)
+        assert self.cells == whole
+        assert len(whole) == len(self.model) - self.dropped
+
+    def _write(self, mark: FlowMark, cells: dict[bytes, bytes]) -> None:
+        self.flow.moves += 1
+        frozen = freeze_flow(0, self.flow, mark)
+        assert frozen is not None
+        for key, cell in frozen.batch_cells():
+            if cell is None:
+                del cells[key]
+            else:
+                cells[key] = cell
+
     @rule()
     def restart(self) -> None:
+        self.save()
         data = msgspec.msgpack.encode(self.log.snapshot())
-        self.log = BatchLog.restore(msgspec.msgpack.decode(data, type=BatchLogState))
+        self.log = self.flow.batches = BatchLog.restore(msgspec.msgpack.decode(data, type=BatchLogState))
         assert msgspec.msgpack.encode(self.log.snapshot()) == data
+        self.mark = FlowMark(self.flow, None, self.log.first, self.log.last, self.log.clocked_through)
 
     @invariant()
     def what_is_saved_after_a_batch_is_the_rest_of_its_columns_and_nothing_else(self) -> None:
