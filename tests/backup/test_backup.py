@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pyarrow.fs
@@ -27,11 +30,14 @@ from oncegate.gateway.backup.fence import SESSIONS_SKIPPED
 from oncegate.gateway.backup.manifest import SEGMENTS, STATE, BackupFile, Manifest, decode, encode
 from oncegate.gateway.backup.restoring import BackupOrigin, NewCluster, Restored, restore
 from oncegate.gateway.backup.shelf import Shelf, name_of
-from oncegate.gateway.backup.taking import Copies, Copy
+from oncegate.gateway.backup.taking import COPIES_MAX, Copies, Copy
 from oncegate.gateway.cli.main import app
 from oncegate.gateway.local.ports import free_ports
+from oncegate.gateway.machine.state.snapshot import StoreSnapshot
+from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import MemberAddress, Settings
 from oncegate.proof.check.damage import spoil_saved_state
+from oncegate.rifl.errors import OncegateError
 from oncegate.stores.errors import StoreCode, StoreError
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, one_node, put, sealed, send_range, serving
@@ -370,6 +376,61 @@ async def test_a_copy_is_refused_while_two_are_read_and_forgotten_when_it_is_idl
                 pass
         assert_problem(await api.call("GET", f"/v1/snapshots/{third['id']}/files/{name}"), "NOT_FOUND")
         assert_problem(await api.call("GET", f"/v1/snapshots/{taken[1]}/files/{'0' * 64}"), "NOT_FOUND")
+
+
+class Making(Copies):
+    """Copies that are made when the test says so, with or without success."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Node, None), "1")
+        self.asked: list[asyncio.Future[Copy]] = []
+
+    async def _made(self) -> tuple[StoreSnapshot, Copy]:
+        wanted = asyncio.get_running_loop().create_future()
+        self.asked.append(wanted)
+        return cast(StoreSnapshot, SimpleNamespace(close=lambda: None)), await wanted
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_copies_that_are_made_and_that_are_read_are_together_never_more_than_the_bound(seed: int) -> None:
+    """Asked for at any time: also while others are made, which may fail or be cancelled."""
+    rng, copies, numbers = random.Random(seed), Making(), count(1)
+    made = Manifest(1, "c", "i" * 32, "n1", "1", SavedPoint(7, 2, b""), 9, 6, 0, 0, 0, {}, {}, [])
+    making: dict[asyncio.Task[Copy], asyncio.Future[Copy]] = {}
+    held: list[str] = []
+    for _ in range(60):
+        what = rng.choice(["ask", "ask", "made", "failed", "cancelled", "discard"])
+        if what == "ask":
+            asked = asyncio.ensure_future(copies.make())
+            await asyncio.sleep(0)
+            if len(making) + len(held) < COPIES_MAX:
+                assert not asked.done()
+                making[asked] = copies.asked.pop()
+            else:
+                assert asked.done(), "it is refused at once"
+                refused = asked.exception()
+                assert isinstance(refused, OncegateError)
+                assert refused.code is Code.OVERLOADED
+                assert copies.asked == []
+        elif what == "discard" and held:
+            await copies.discard(held.pop(rng.randrange(len(held))))
+        elif what in ("made", "failed", "cancelled") and making:
+            task = rng.choice(list(making))
+            wanted = making.pop(task)
+            if what == "made":
+                wanted.set_result(Copy(str(next(numbers)), Path(), made))
+                held.append((await task).id)
+            elif what == "failed":
+                wanted.set_exception(OncegateError(Code.TIMEOUT, "not saved in time"))
+            else:
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for copy_id in held:
+            assert copies.find(copy_id).id == copy_id
+    for task in making:
+        task.cancel()
+    await asyncio.gather(*making, return_exceptions=True)
+    await copies.close()
 
 
 async def test_new_cluster_needs_a_name_and_a_directory_of_its_own(files: Settings, tmp_path: Path) -> None:
