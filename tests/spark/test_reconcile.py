@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -18,6 +18,8 @@ from oncegate.spark_sink.jobs import job, stream_rows
 from oncegate.spark_sink.options import FlowOptions
 from oncegate.spark_sink.reconcile import DIFFERENCES_MAX, Reconciled, reconcile
 from oncegate.stores import claimed_store
+from oncegate.stores.claimed import ClaimedStore
+from oncegate.stores.expiry import live
 from oncegate.stores.stream_rows import STREAM_ROWS
 from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 from tests.spark.fake_gateway import CLUSTER, FakeFlow, FakeNode
@@ -75,6 +77,45 @@ class Held:
         rows = [{name: row[name] for name in table.schema.names} for row in self.rows[table.name].values()]
         for at in range(0, len(rows), 3):
             yield pa.RecordBatch.from_pylist(rows[at : at + 3], schema=table.schema)
+
+
+ENDS = StoreTable(
+    "ends",
+    (Column("key", ColumnType.TEXT), Column("until", ColumnType.TIMESTAMP, nullable=True)),
+    ("key",),
+    expires="until",
+)
+
+
+def ending(batch: FlowBatch) -> Iterator[Change]:
+    """Each item's value is the second at which its row ends, none: never."""
+    for item in batch:
+        yield item.upsert(ENDS, key=item.key, until=end_ms(item))
+
+
+def end_ms(item: Any) -> int | None:
+    return None if item.value is None else int(item.json()) * 1000
+
+
+class Ending(Held):
+    """Rows that end while they are scanned: ``pause`` seconds pass before each part of a scan and after the last."""
+
+    def __init__(self, batches: dict[int, FlowBatch], pause: int) -> None:
+        self.rows = {"ends": {}}
+        for batch in batches.values():
+            for item in batch:
+                self.rows["ends"][item.key] = {"key": item.key, "until": end_ms(item), WRITE_TS: item.commit}
+        self.pause, self.now, self.scanned_by = pause, 0, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def scan(self, table: StoreTable) -> Iterator[pa.RecordBatch]:
+        for rows in super().scan(table):
+            self.now += self.pause
+            yield live(table, rows, self.now * 1000)
+        self.now += self.pause
+        self.scanned_by = self.scanned_by or self.now * 1000
 
 
 def reconciled(batches: dict[int, FlowBatch], store: Any, first: int = 1, last: int = 0, **how: Any) -> Reconciled:
@@ -194,6 +235,29 @@ def test_all_differences_are_counted_and_the_first_are_named() -> None:
     found = reconciled(batches, store)
     assert found.counts == {"missing": DIFFERENCES_MAX + 200}
     assert len(found.differences) == DIFFERENCES_MAX
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.one_of(st.none(), st.integers(0, 12))), min_size=1, max_size=12),
+    st.integers(0, 4),
+    st.sets(st.sampled_from("abcdef"), max_size=1),
+)
+def test_row_that_ends_before_or_during_the_scan_is_no_difference_and_one_that_lasts_is_judged(
+    items: list[tuple[str, int | None]], pause: int, lost: set[str]
+) -> None:
+    """The store leaves out what has ended when it gives a part; time passes before each part and after the last."""
+    batches = batches_of(items)
+    store = Ending(batches, pause)
+    rows = store.rows["ends"]
+    for key in lost:
+        rows.pop(key, None)
+    found = reconcile(batches.__getitem__, 1, 1, Applier(ending, "j"), cast(ClaimedStore, store), clock=store.clock)
+    scanned_by = store.scanned_by
+    newest = dict(items)
+    gone = {key for key in lost & newest.keys() if newest[key] is None or newest[key] * 1000 > scanned_by}
+    assert found.counts == ({"missing": len(gone)} if gone else {})
+    assert named(found) == {("missing", "ends", key) for key in gone}
 
 
 @pytest.mark.parametrize("missed", [None, 2])
