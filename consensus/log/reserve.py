@@ -103,6 +103,8 @@ def recover_reserve(storage: Storage) -> None:
     for former in (name for name in names if name.endswith(_FORMER)):
         name = former.removesuffix(_FORMER)
         if name in names and _content(storage, name) != _content(storage, former):
+            # For good first: a power loss that forgets the rename would find what is written over it.
+            storage.sync_directory()
             storage.rename(former, RESERVE_FILE)
             return
     for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -192,6 +193,28 @@ def test_power_loss_at_any_system_call_of_a_vote_on_a_full_disk_leaves_that_vote
         else:
             return
     raise AssertionError("a vote takes more system calls than were tried")
+
+
+@pytest.mark.parametrize("killed_at", range(1, 20))
+def test_power_loss_in_the_vote_after_a_killed_one_leaves_that_vote_or_the_one_before(killed_at: int) -> None:
+    """The process is killed, so that names stay as they are: its reserve must not be the vote that counts."""
+    for crash_at in range(1, 40):
+        disk = FakeDisk()
+        ballot = Ballot.create(disk)
+        renew_reserve(disk)
+        lose_power_at(disk, killed_at)
+        with suppress(Killed):
+            ballot.save(2, "n2" * 900)
+        disk.work_again()
+        found = Ballot.load(disk)
+        term = found.term
+        lose_power_at(disk, crash_at)
+        with suppress(Killed):
+            recover_reserve(disk)
+            found.save(9, "n3" * 900)
+        disk.work_again()
+        disk.kill(random.Random(crash_at))
+        assert Ballot.load(disk).term in {0, term, 9}
 
 
 def test_a_node_on_a_real_full_disk_votes_again_and_again_and_sets_room_aside_when_there_is_some(tmp_path):
