@@ -6,8 +6,8 @@ Owns: what such an iteration has beside its next value. How a step gets to the e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
-from itertools import chain
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from typing import Generic, Self, TypeVar
 
 from oncegate.gateway.client.consume import Batch as AsyncBatch
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class _Iteration(Generic[T]):
-    """Goes through an asynchronous iteration once; :meth:`close` ends it early, as leaving it to the collector does."""
+    """Goes through the steps of an iteration once; :meth:`close` ends it early, as leaving it to the collector does."""
 
-    def __init__(self, crossing: Crossing, source: AsyncIterable[T]) -> None:
-        self._steps = crossing.steps(source)
+    def __init__(self, steps: Generator[T]) -> None:
+        self._steps = steps
 
     def __iter__(self) -> Self:
         return self
@@ -37,30 +37,18 @@ class _Iteration(Generic[T]):
         self._steps.close()
 
 
-class _Pages(Generic[T]):
-    """As :class:`_Iteration`, with one step for each page: a step for each row would be most of its cost."""
-
-    def __init__(self, crossing: Crossing, source: AsyncIterable[Iterable[T]]) -> None:
-        self._steps = crossing.steps(source)
-        self._left = chain.from_iterable(self._steps)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        return next(self._left)
-
-    def close(self) -> None:
-        """Read no more."""
-        self._steps.close()
-        self._left = chain(())
+def _each(pages: Generator[Iterable[T]]) -> Generator[T]:
+    """Yield what is in the pages: a step to the loop for each row would be most of its cost."""
+    with closing(pages):
+        for page in pages:
+            yield from page
 
 
-class Rows(_Pages[Row]):
+class Rows(_Iteration[Row]):
     """The rows of a range as they were at one moment."""
 
     def __init__(self, crossing: Crossing, scan: Scan) -> None:
-        super().__init__(crossing, scan.pages())
+        super().__init__(_each(crossing.steps(scan.pages())))
         self._scan = scan
 
     @property
@@ -73,7 +61,7 @@ class Watch(_Iteration[Change]):
     """The changes of rows, each waited for."""
 
     def __init__(self, crossing: Crossing, watch: AsyncWatch) -> None:
-        super().__init__(crossing, watch)
+        super().__init__(crossing.steps(watch))
         self._watch = watch
 
     @property
@@ -82,11 +70,11 @@ class Watch(_Iteration[Change]):
         return self._watch.commit
 
 
-class Items(_Pages[FlowItem]):
+class Items(_Iteration[FlowItem]):
     """The items that a flow retains."""
 
     def __init__(self, crossing: Crossing, items: AsyncItems) -> None:
-        super().__init__(crossing, items.batches())
+        super().__init__(_each(crossing.steps(items.batches())))
         self._items = items
 
     @property
