@@ -141,6 +141,14 @@ def test_run_that_is_not_surely_new_is_not_recorded(first: int, last: int, commi
     assert tracker.dump() == before
 
 
+def test_result_without_a_commit_number_is_refused_and_names_its_operation() -> None:
+    tracker = ResultTracker(window=16)
+    with pytest.raises(InvariantViolation, match=r"^operation 3 was executed under commit number 0$"):
+        tracker.record(3, 1, 0, None)
+    with pytest.raises(InvariantViolation, match=r"^operation 5 was executed under commit number -1$"):
+        tracker.record_range(RangeRecord(5, 6, -1, bytes(16)))
+
+
 def test_range_over_a_number_of_a_run_is_not_recorded() -> None:
     tracker = ResultTracker(window=16)
     tracker.record_run(RangeRecord(3, 5, 1, bytes(8 * 3)))
