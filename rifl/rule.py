@@ -28,7 +28,7 @@ ack of 2 in the request, 5 is new (2, 3, 4 and 5 take the places) and 1 is BAD_A
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum, StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, assert_never
 
 import msgspec
@@ -43,7 +43,7 @@ from oncegate.rifl.session import SessionRecord
 class Execute(Enum):
     """The operation is new: execute it and record it."""
 
-    EXECUTE = "execute"
+    EXECUTE = auto()
 
 
 EXECUTE: Final = Execute.EXECUTE
@@ -92,11 +92,15 @@ Verdict = Execute | Replay | Refusal
 class Standing(Enum):
     """How a request stands with the session it names; the same for all operations of the request."""
 
-    LIVE = "live"
-    ENDED = "its lease has ended"
-    FENCED = "another epoch owns it"
-    FOREIGN = "another tenant's"
-    ABSENT = "there is none"
+    LIVE = auto()
+    ENDED = auto()
+    """Its lease has ended."""
+    FENCED = auto()
+    """Another epoch owns it."""
+    FOREIGN = auto()
+    """It is another tenant's."""
+    ABSENT = auto()
+    """There is none."""
 
 
 def standing(session: SessionRecord, epoch: int, now_ms: ClusterTimeMs) -> Standing:

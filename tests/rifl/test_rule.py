@@ -353,6 +353,14 @@ def test_table_in_the_documents_has_a_row_for_each_condition_in_its_order() -> N
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {number}" for number in range(1, len(RULE) + 1)]
 
 
+def test_each_refusal_is_its_error_s_code_but_for_a_sealed_id_s_and_for_one_behind_another() -> None:
+    of_their_own = {Refusal.SEALED: Code.STALE, Refusal.BEHIND: Code.OVERLOADED}
+    assert {refusal: refusal.code for refusal in Refusal} == {
+        refusal: of_their_own.get(refusal) or Code[refusal.name] for refusal in Refusal
+    }
+    assert [refusal for refusal in Refusal if not isinstance(refusal.value, Code)] == [Refusal.SEALED]
+
+
 def test_every_condition_decides_some_case() -> None:
     """A condition that never decides would be a line of the contract that says nothing."""
     cases = [Case(1, 1, 1, standing, None) for standing in (Standing.ABSENT, Standing.FOREIGN)]
