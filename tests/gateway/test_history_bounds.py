@@ -187,11 +187,15 @@ def test_a_history_keeps_the_newest_entries_and_knows_the_end_of_each_number_tha
             history.end_of(history.first - 1)
 
 
-def test_a_number_means_the_end_of_its_transition_wherever_that_meets_the_end_of_a_block() -> None:
-    """All successions of three transitions of up to three writes, each of which changes a row or none; a block each."""
+@pytest.mark.parametrize("of_a_block", [1, 4, 100])
+def test_a_number_means_the_end_of_its_transition_wherever_that_meets_the_end_of_a_block(of_a_block: int) -> None:
+    """All successions of three transitions of up to three writes, each of which changes a row or none.
+
+    A block holds one of them, two, or all.
+    """
     kinds: list[list[Sizes | None]] = [[*one] for size in (1, 2, 3) for one in product((None, (1, 1)), repeat=size)]
     for told in product(kinds, repeat=3):
-        kept = Kept(BLOCKS, 2**20)
+        kept = Kept(of_a_block * BLOCKS, 2**20)
         for one in told:
             kept.record([one])
         history = kept.history
