@@ -150,7 +150,7 @@ class SurvivorOrigin:
                 raise StoreError(StoreCode.BAD_BACKUP, f"{self._saved}: {fault}") from None
         machine, log = state.machine, self._log
         first = max(self._point.index + 1, log.first_index)
-        if log.last_index >= first > self._point.index + 1:
+        if first > self._point.index + 1:  # also where the log has no entry yet behind its begin
             raise StoreError(
                 StoreCode.BAD_BACKUP, f"{self._path}: entries {self._point.index + 1} to {first - 1} are missing"
             )
