@@ -21,6 +21,9 @@ from oncegate.rifl.errors import Code, OncegateError
 
 FLOWS = ("f", "g")
 BATCHES = 12
+FLOOR = 2
+"""Number up to which any name that is not known may have been used: one that was deleted long ago."""
+PEERS = ("p", "q", "r")
 Batch = tuple[str, int]
 
 
@@ -37,8 +40,9 @@ class Flows:
 
     def __init__(self) -> None:
         self.first = dict.fromkeys(FLOWS, 1)
+        self.now = {name: SimpleNamespace(first=1, last=BATCHES) for name in FLOWS}
         self.retired = SimpleNamespace(
-            names=lambda: ["old"], used=lambda name: SimpleNamespace(batches=3 * (name == "old"))
+            names=lambda: ["old"], used=lambda name: SimpleNamespace(batches=3 if name == "old" else FLOOR)
         )
 
     def names(self) -> list[str]:
@@ -47,7 +51,8 @@ class Flows:
     def find(self, name: str) -> Any:
         if name not in FLOWS:
             return None
-        return SimpleNamespace(batches=SimpleNamespace(first=self.first[name], last=BATCHES))
+        self.now[name].first = self.first[name]
+        return SimpleNamespace(batches=self.now[name])
 
     def batch(self, flow: str, number: int) -> Any:
         if number < self.first[flow]:
@@ -66,19 +71,28 @@ class Cluster:
         self.dropped: list[Batch] = []
         self.mute: set[tuple[str, str, int]] = set()
         """Who sends no more of a batch, however often the rest is asked for."""
-        self.has = {peer: {(flow, n) for flow in FLOWS for n in range(1, BATCHES + 1)} for peer in ("p", "q", "r")}
+        self.refused: set[tuple[str, str, int]] = set()
+        """Whose answer claimed more than a batch can be: the rest of it is not wanted."""
+        self.first_asked: dict[Batch, str] = {}
+        """Who was asked first for each batch."""
+        self.listed: Counter[str] = Counter()
+        self.has = {peer: {(flow, n) for flow in FLOWS for n in range(1, BATCHES + 1)} for peer in PEERS}
         for peer in ("p", "q"):
             self.has[peer] = {one for one in sorted(self.has[peer]) if self.dice.random() < 0.4}
         store: Any = SimpleNamespace(
-            flows=lambda: [*FLOWS, "old", "later"],
-            list=lambda name: sorted(number for flow, number in self.here if flow == name),
+            flows=lambda: [*FLOWS, "old", "older"],
+            list=self.list,
             has=lambda flow, number: (flow, number) in self.here,
             put=self.put,
         )
         publisher: Any = SimpleNamespace(drop_through=lambda flow, number: self.dropped.append((flow, number)))
         machine: Any = SimpleNamespace(flows=self.flows)
         peers: Any = self
-        self.fetcher = SegmentFetcher(peers, lambda: ["p", "q", "r"], machine, store, publisher)
+        self.fetcher = SegmentFetcher(peers, lambda: PEERS, machine, store, publisher)
+
+    def list(self, name: str) -> list[int]:
+        self.listed[name] += 1
+        return sorted(number for flow, number in self.here if flow == name)
 
     def put(self, flow: str, number: int, payload: bytes) -> None:
         assert payload == payload_of(flow, number)
@@ -88,6 +102,7 @@ class Cluster:
     async def call(self, peer: str, request: bytes, *, timeout_s: float) -> bytes:
         flow, number, offset = (asked := segment_fetch._request.decode(request[1:])).flow, asked.number, asked.offset
         self.asked[flow, number] += 1
+        self.first_asked.setdefault((flow, number), peer)
         assert self.asked[flow, number] == 1, "one fetch a batch"
         self.most_at_once = max(self.most_at_once, self.asked.total())
         try:
@@ -106,6 +121,8 @@ class Cluster:
         self.spoiled += fault < 7
         if offset == 0:
             self.mute.discard((peer, flow, number))
+            self.refused.discard((peer, flow, number))
+        assert (peer, flow, number) not in self.refused, "no more is asked of what cannot be"
         if (peer, flow, number) in self.mute:
             data = b""
         elif fault == 0:
@@ -117,6 +134,7 @@ class Cluster:
             data = b"?" * len(data)
         elif fault == 3:
             length = segment_fetch.BATCH_BYTES_MAX + 1
+            self.refused.add((peer, flow, number))
         elif fault == 4:
             checksum = check_of(b"another")
         elif fault == 5:
@@ -138,6 +156,8 @@ def _plain_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = SimpleNamespace(checksum=check_of, read_table=lambda payload: SimpleNamespace(num_rows=len(payload)))
     monkeypatch.setattr(segment_fetch, "segment", tables)
     monkeypatch.setattr(segment_fetch, "BACKOFF_MIN_S", 0.0)
+    longest = max(len(payload_of(flow, number)) for flow in FLOWS for number in range(1, BATCHES + 1))
+    monkeypatch.setattr(segment_fetch, "BATCH_BYTES_MAX", longest)
     monkeypatch.setattr(segment_fetch.log, "disabled", True)
 
 
@@ -177,7 +197,7 @@ async def test_all_that_is_retained_comes_and_nothing_else_whatever_peers_answer
     assert fetcher.fetched == len(cluster.here) - held
     assert 1 < cluster.most_at_once <= CONCURRENT_MAX
     assert 0 < fetcher.failures <= cluster.spoiled
-    retained = {("old", 3), ("g", 3), ("f", 0)}
+    retained = {("old", 3), ("older", FLOOR), ("g", 3), ("f", 0)}
     assert retained <= set(cluster.dropped) <= retained | {("f", flows.first["f"] - 1)}
     await fetcher.close()
 
@@ -197,3 +217,61 @@ async def test_batch_that_nobody_has_is_not_found_and_comes_later_without_anothe
     await cluster.run_until(lambda: ("f", 1) in cluster.here)
     await cluster.fetcher.close()
     assert not cluster.fetcher._under_way
+
+
+class Whole(Cluster):
+    """Peers that have everything and never fail."""
+
+    def answer(self, peer: str, flow: str, number: int, offset: int) -> bytes:
+        payload = payload_of(flow, number)
+        return segment_fetch._encode((len(payload), check_of(payload), payload[offset : offset + 3]))
+
+
+@pytest.mark.parametrize("scanned_max", [1, 3, 64])
+async def test_newest_batches_are_asked_for_first_and_each_peer_in_its_turn(
+    scanned_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers follow the end of a flow; and no peer sends all of what a node lacks while others stand idle."""
+    monkeypatch.setattr(segment_fetch, "SCANNED_MAX", scanned_max)
+    cluster = Whole(1)
+    cluster.fetcher.scan()
+    await cluster.run_until(lambda: len(cluster.here) == len(FLOWS) * BATCHES)
+    numbers = [number for _, number in cluster.first_asked]
+    assert numbers == sorted(numbers, reverse=True)
+    share = Counter(cluster.first_asked.values())
+    assert set(share.values()) == {len(FLOWS) * BATCHES // len(PEERS)}
+    await cluster.fetcher.close()
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_look_for_missing_batches_replaces_the_one_before_and_ends_with_its_node(steps: int) -> None:
+    cluster = Whole(1)
+    scans = []
+    for _ in range(3):
+        cluster.fetcher.scan()
+        scans.append(cluster.fetcher._scanning)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+    looked = Counter(cluster.listed)
+    await cluster.fetcher.close()
+    for scan in scans:
+        assert scan is not None
+        assert scan.cancelled() or (scan is scans[-1] and scan.done())
+    await asyncio.sleep(0.01)
+    assert not cluster.listed - looked - Counter(FLOWS), "what was under way in a thread, and nothing after it"
+
+
+class Sealing(Whole):
+    """A node that goes on to seal batches while it looks for those it lacks."""
+
+    def list(self, name: str) -> list[int]:
+        self.flows.now[name].last += 1
+        return super().list(name)
+
+
+async def test_a_batch_that_is_sealed_while_a_node_looks_is_its_own_and_is_not_fetched() -> None:
+    cluster = Sealing(1)
+    cluster.fetcher.scan()
+    await cluster.run_until(lambda: len(cluster.here) == len(FLOWS) * BATCHES and not cluster.fetcher._under_way)
+    assert max(number for _, number in cluster.first_asked) == BATCHES
+    await cluster.fetcher.close()
