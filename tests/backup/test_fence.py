@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from oncegate.consensus.ports import SavedPoint
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.retired import RetiredState, Used
 from oncegate.flows.segment_store import SegmentStore
@@ -30,6 +31,8 @@ from oncegate.gateway.backup.fence import (
     SESSIONS_SKIPPED,
     fence,
 )
+from oncegate.gateway.backup.manifest import Manifest
+from oncegate.gateway.backup.shelf import Shelf
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import NO_OWNER, Life
@@ -358,3 +361,11 @@ def test_batch_with_any_other_number_of_items_than_the_state_says_is_refused(
     with pytest.raises(StoreError, match="items") as refused:
         list(restoring._batches(origin, machine, store))  # type: ignore[arg-type]
     assert refused.value.code is StoreCode.BAD_BACKUP
+
+
+@pytest.mark.parametrize("later_ms", [-5_000, 0, 1, 10**9])
+def test_age_of_a_backup_is_that_of_wall_clocks_and_not_of_the_clusters_time(later_ms: int, tmp_path: Path) -> None:
+    """Cluster time begins anywhere and stands still without a leader: it says nothing of how long the old one ran."""
+    time_ms, made_ms = 3_000, 1_700_000_000_000
+    manifest = Manifest(1, "c", "i", "n", "1", SavedPoint(7, 2, b""), 9, time_ms, made_ms, 0, 0, {}, {}, [])
+    assert restoring.BackupOrigin(Shelf(str(tmp_path)), manifest).age_ms(made_ms + later_ms) == later_ms

@@ -1,0 +1,212 @@
+"""Copies of a node that is described by a few lists: what is fetched, kept and given back, whatever fails on the way.
+
+The node here has the parts that a copy is made with, and each may fail, be cancelled, or seal and drop batches
+meanwhile. After each step: no file is kept back and no snapshot is open but for the copies that are read, each of those
+is forgotten by one timer, and what cannot be made takes no place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oncegate.consensus.errors import ConsensusError, NotReady
+from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.backup.manifest import Manifest
+from oncegate.gateway.backup.taking import COPIES_MAX, Copies
+from oncegate.rifl.errors import Code, OncegateError
+
+FLOWS = ("f", "g", "empty")
+MADE = Manifest(1, "c", "i" * 32, "n1", "1", SavedPoint(7, 2, b""), 9, 6, 0, 0, 0, {}, {}, [])
+
+
+class Snapshot:
+    def __init__(self, node: Node) -> None:
+        self.node, self.directory = node, Path()
+        node.open.add(self)
+
+    def close(self) -> None:
+        self.node.open.remove(self)
+
+
+class Node:
+    """What a copy is made of; ``steps`` are counted, and one of them fails."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice, self.open = dice, set[Snapshot]()
+        self.keepers = 0
+        self.fail_in: int | None = None
+        self.fault: BaseException = OSError(5, "I/O")
+        self.applied = 10
+        self.has_reached = False
+        self.batches = {name: SimpleNamespace(first=1, last=0) for name in FLOWS}
+        self.stored = {name: set[int]() for name in FLOWS}
+        self.pending: set[tuple[str, int]] = set()
+        self.fetched: list[tuple[str, int]] = []
+        self.saved_at: int | None = None
+        flows = SimpleNamespace(names=lambda: list(FLOWS), find=self._find)
+        self.machine = SimpleNamespace(flows=flows)
+        self.reads = SimpleNamespace(reach=self._reach)
+        self.publisher = SimpleNamespace(keeping=self._keeping, has=lambda name, at: (name, at) in self.pending)
+        self.store = SimpleNamespace(list=self._list)
+        self.fetcher = SimpleNamespace(ensure=self._ensure)
+        self.replica = SimpleNamespace(status=lambda: SimpleNamespace(applied_index=self.applied))
+        self.state = SimpleNamespace(
+            store_path=Path(), ask_to_save=lambda: None, wait_saved_at=self._wait, open_snapshot=self._snapshot
+        )
+
+    def step(self) -> None:
+        if self.fail_in is not None:
+            self.fail_in -= 1
+            if self.fail_in < 0:
+                self.fail_in = None
+                raise self.fault
+
+    def begin(self) -> None:
+        """A new state: some batches lie here, some wait for the disk, the others are at other nodes."""
+        self.fetched, self.saved_at, self.has_reached = [], None, False
+        for name in FLOWS[:2]:
+            batches = self.batches[name]
+            batches.first = self.dice.randint(1, 4)
+            batches.last = batches.first + self.dice.randint(-1, 4)
+            retained = range(batches.first, batches.last + 1)
+            self.stored[name] = {number for number in range(1, batches.last + 3) if self.dice.random() < 0.5}
+            self.pending -= {(name, number) for number in range(99)}
+            self.pending |= {(name, at) for at in retained if at not in self.stored[name] and self.dice.random() < 0.4}
+
+    def lacked(self) -> list[tuple[str, int]]:
+        retained = [(name, at) for name in FLOWS for at in range(self.batches[name].first, self.batches[name].last + 1)]
+        return [one for one in retained if one[1] not in self.stored[one[0]] and one not in self.pending]
+
+    async def _reach(self, level: str, commit: int) -> None:
+        assert (level, commit) == ("linearizable", 0)
+        await asyncio.sleep(0)
+        self.step()
+        self.applied += 5
+        self.has_reached = True
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        self.keepers += 1
+        try:
+            yield
+        finally:
+            self.keepers -= 1
+
+    def _find(self, name: str) -> Any:
+        return SimpleNamespace(batches=self.batches[name])
+
+    def _list(self, name: str) -> list[int]:
+        self.step()
+        return sorted(self.stored[name])
+
+    async def _ensure(self, name: str, number: int) -> None:
+        assert self.keepers, "what is fetched must not be removed again"
+        await asyncio.sleep(0)
+        self.step()
+        self.fetched.append((name, number))
+
+    def _wait(self, index: int, timeout_s: float) -> bool:
+        self.step()
+        assert self.keepers
+        assert self.has_reached
+        assert self.fetched == self.lacked(), "a state is saved once its batches are here"
+        self.saved_at = index
+        return True
+
+    def _snapshot(self) -> Snapshot:
+        self.step()
+        return Snapshot(self)
+
+
+class Timer:
+    live: list[Timer]
+
+    def __init__(self, copy_id: str) -> None:
+        self.copy_id = copy_id
+        self.live.append(self)
+
+    def cancel(self) -> None:
+        self.live.remove(self)
+
+
+class Made(Copies):
+    """Copies whose timers run out when the test says so, and whose files are of no account."""
+
+    def __init__(self, node: Any) -> None:
+        super().__init__(node, "1")
+        self.timers: list[Timer] = []
+        Timer.live = self.timers
+
+    def _expiry(self, copy_id: str) -> Any:
+        return Timer(copy_id)
+
+    def _described(self, snapshot: Any, store_path: Path) -> Manifest:
+        node: Any = self._node
+        node.step()
+        assert node.keepers
+        return MADE
+
+
+FAULTS = (
+    OSError(28, "No space left on device"),
+    OncegateError(Code.NOT_READY, "not whole"),
+    NotReady("nothing has been saved"),
+    RuntimeError("a bug"),
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(seed: int) -> None:
+    dice = random.Random(seed)
+    node = Node(dice)
+    copies = Made(node)
+    held: list[str] = []
+    for _ in range(40):
+        what = dice.choice(("make", "make", "fail", "cancel", "find", "discard", "expire"))
+        if what in ("make", "fail", "cancel"):
+            node.begin()
+            node.fault = dice.choice(FAULTS)
+            node.fail_in = dice.randrange(9) if what == "fail" else None
+            asked = asyncio.ensure_future(copies.make())
+            if what == "cancel":
+                for _ in range(dice.randrange(6)):
+                    await asyncio.sleep(0)
+                asked.cancel()
+            applied = node.applied
+            with suppress(OSError, OncegateError, ConsensusError, RuntimeError, asyncio.CancelledError):
+                held.append((await asked).id)
+                assert node.saved_at is not None
+                assert node.saved_at >= applied, "all that was applied at the read point is in it"
+            refused = not asked.cancelled() and asked.exception()
+            if isinstance(refused, OncegateError) and refused.code is Code.OVERLOADED:
+                assert len(held) == COPIES_MAX
+            elif what == "make":
+                assert not refused
+        elif held and what == "find":
+            assert copies.find(dice.choice(held)).id in held
+        elif held and what == "discard":
+            await copies.discard(gone := held.pop(dice.randrange(len(held))))
+            await copies.discard(gone)
+        elif held and what == "expire":
+            timer = dice.choice(copies.timers)
+            copies.timers.remove(timer)
+            copies._expired(held.pop(held.index(timer.copy_id)))
+            copies.timers.append(timer)  # as a handle that has run, it can still be cancelled
+            await asyncio.gather(*copies._discarding)
+        node.fail_in = None
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+        assert node.keepers == 0
+        assert len(node.open) == len(held)
+        assert sorted(timer.copy_id for timer in copies.timers) == sorted(held)
+    await copies.close()
+    assert not node.open
+    assert not copies.timers
