@@ -113,7 +113,7 @@ class Tried:
         """Another cluster adopts, one that was restored from the holder's backup or from somebody's; it may be again
         the one that had it."""
         cluster, model = self.dice.choice(CLUSTERS), self.model
-        epoch = self.dice.choice((0, 0, 0, model.epoch + 3))
+        epoch = self.dice.choice((0, 0, 0, model.epoch - 1, model.epoch, model.epoch + 1, model.epoch + 3))
         origin = self.dice.choice(
             (("", 0), *((one, max(0, self.commit - self.dice.randint(0, 3))) for one in CLUSTERS))
         )
