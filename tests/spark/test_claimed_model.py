@@ -48,6 +48,8 @@ class Reference:
         self.cluster, self.epoch, self.floor = CLUSTERS[0], 1, 1
         self.inherited: dict[int, int] = {}
         self.rows: dict[Key, Row] = {}
+        self.began = 0
+        """Epoch in which the consumer began to deliver."""
 
     def write(self, key: Key, commit: int, guest: str | None) -> None:
         before = self.rows.get(key)
@@ -163,6 +165,11 @@ class Tried:
         ranged = mine.range(SEATS, {"hall": hall}, limit=limit, reverse=reverse).to_pylist()
         assert [(row["hall"], row["seat"]) for row in ranged] == inside
         assert _rows([ranged]) == {key: wanted[key] for key in inside}
+        # What is finished of a flow lies here if it came in this epoch, or in one that is inherited.
+        assert mine.began("f", "x") == (model.began in {model.epoch, *model.inherited})
+        if self.dice.random() < 0.2:
+            mine.begin("f", "x")
+            model.began = model.epoch
         for other in self.stale:
             with pytest.raises(StoreError) as refused:
                 other.write(SEATS, pa.RecordBatch.from_pylist([], schema=SEATS.schema))
