@@ -426,6 +426,7 @@ class Sender:
         """Return a fate that is known here, and note that the application is told; None if it is not known."""
         fate = self.doubts.told(request)
         if fate is not None:
+            self.saw(fate)
             self._after_telling(request)
         return fate
 
@@ -435,8 +436,14 @@ class Sender:
         One of a session before this one is none of this one's: the same number is another write's here.
         """
         self.doubts.learned(request, fate, told=True)
+        self.saw(fate)
         self._after_telling(request)
         return self.doubts.fates.find(request) or fate
+
+    def saw(self, fate: Resolution) -> None:
+        """Have the session's reads reflect a write that the application is told of."""
+        if fate.result is not None:
+            self.highest_commit = max(self.highest_commit, fate.result.commit)
 
     def missed(self, result: WriteResult) -> None:
         """Keep a result whose caller did not take it, although its number counts as received."""

@@ -165,6 +165,7 @@ class SessionLife:
         """Answer questions about writes of an earlier process too."""
         for one in recovered:
             self.sender.doubts.fates.remember(one.entry.request_id, one.fate)
+            self.sender.saw(one.fate)
 
     async def _ask_to_open(self) -> tuple[SessionOpened, float]:
         """Open a session; repeated calls open the same one. Returns also when the request was sent."""
