@@ -11,6 +11,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from oncegate import (
     WriteResult,
 )
 from oncegate.gateway import answer_values, wire
+from oncegate.gateway.answers import request_state
 from oncegate.gateway.client.answer_head import AnswerHead
 from oncegate.gateway.client.courier import Courier
 from oncegate.gateway.client.direct_http import NoAnswer
@@ -39,6 +41,9 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.testing.state import SharedState
 from oncegate.rifl.ids import SequenceNumber, parse_client_id
 from tests.client.small_cluster import StillLoop
+
+Sent = tuple[str, str, dict[str, str], bytes]
+"""Method, path, headers and body."""
 
 LEASE_S = 20.0
 TUNING = Tuning(
@@ -59,6 +64,15 @@ SLACK_S = 1e-3
 """Callers are told their deadlines by sweeps, which may be so late."""
 
 
+def read(request: bytes) -> Sent:
+    """What a request asks."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    return method, path, headers, body
+
+
 class Nodes:
     """What stands for the nodes and for all connections to them; ``trouble``: how likely an attempt fails."""
 
@@ -73,7 +87,7 @@ class Nodes:
         self.nonces: dict[str, str] = {}
         """Under which each session was opened: a node may still know the one of a session that has ended."""
         self.reused = False
-        self.late: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.late: list[Sent] = []
         """Copies that are still under way."""
         self.state = SharedState()
         self.state.declare("rows")
@@ -88,11 +102,7 @@ class Nodes:
         return self
 
     async def ask(self, request: bytes, due: float, finish: Callable[[AnswerHead, bytes], Any]) -> Any:
-        head, _, body = request.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        method, path, _ = first.split(" ")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        sent = method, path, headers, body
+        sent = method, path, headers, body = read(request)
         self.asked[f"{method} {path.rpartition('/')[2].partition('?')[0]}"] += 1
         how = self.dice.choice(TROUBLES) if self.dice.random() < self.trouble else ""
         if self.fates:
@@ -143,16 +153,17 @@ class Nodes:
     def serve(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         self.pass_time()
         try:
-            made = self._do(method, path.partition("?")[0].split("/")[2:], headers, body)
+            made = self._do(method, *_parts(path), headers, body)
         except OncegateError as refusal:
             return self._refusal(refusal)
         encoder: Any = answer_values.MSGPACK if headers.get("accept") == wire.MSGPACK else answer_values.JSON
-        return (204, {}, b"") if method == "DELETE" else (200, {}, encoder.encode(made))
+        told = {wire.H_COMMIT: str(self.state.commit)} if path.endswith("/take-over") else {}
+        return (204, {}, b"") if method == "DELETE" else (200, told, encoder.encode(made))
 
     def pass_time(self) -> None:
         self.state.advance(self.loop.time() - self.state.time_ms / 1000)
 
-    def _do(self, method: str, path: list[str], headers: dict[str, str], body: bytes) -> Any:
+    def _do(self, method: str, path: list[str], query: dict[str, str], headers: dict[str, str], body: bytes) -> Any:
         given = msgspec.json.decode(body) if body and headers["content-type"] == wire.JSON else {}
         command: Any
         match method, path:
@@ -160,8 +171,10 @@ class Nodes:
                 command = c.OpenSession(given["nonce"], given["lease_ms"], given["window"])
             case "POST", ["sessions", client, "renew"]:
                 command = c.RenewSession(parse_client_id(client), given["epoch"])
+            case "POST", ["sessions", client, "take-over"]:
+                command = c.TakeOver(parse_client_id(client), given["nonce"])
             case "DELETE", ["sessions", client]:
-                command = c.CloseSession(parse_client_id(client), 1)
+                command = c.CloseSession(parse_client_id(client), int(query["epoch"]))
             case "POST", ["operations"]:
                 command = request_bodies.operate(body, wire.MSGPACK, "", "")
             case "POST", ["tables", table, "ranges"]:
@@ -172,6 +185,10 @@ class Nodes:
             case "POST", ["requests", client, number, "resolve"]:
                 asked = msgspec.convert(given, wire.ResolveRequest)
                 command = request_bodies.resolve(parse_client_id(client), SequenceNumber(int(number)), asked)
+            case "GET", ["requests", client, number]:
+                return request_state(self.state.machine, parse_client_id(client), SequenceNumber(int(number)), "")
+            case "GET", ["cluster"]:
+                return {"identity": "one"}
             case "GET", ["tables", table]:
                 return {"kind": self.state.machine.tables[table].kind}
         told = self.state.apply(command).body
@@ -340,6 +357,11 @@ class Walk:
         if self.in_order:
             of_rows = [made.value for made in self.nodes.state.executed if isinstance(made.value, int)]
             assert of_rows == sorted(of_rows)
+
+
+def _parts(path: str) -> tuple[list[str], dict[str, str]]:
+    way, _, query = path.partition("?")
+    return way.split("/")[2:], dict(parse_qsl(query))
 
 
 def _id(future: asyncio.Future[Any]) -> RequestId | None:
