@@ -27,11 +27,12 @@ from oncegate.gateway.client.answer_head import AnswerHead
 from oncegate.gateway.client.courier import Courier
 from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.client.recovery import Recovered
+from oncegate.rifl.ids import parse_client_id
 from tests.client.small_cluster import StillLoop
 from tests.client.test_session_model import LEASE_S, TUNING, Nodes, read
 
 STEPS = ("write",) * 14 + ("wait",) * 5 + ("many", "cancel", "ask", "again", "trouble", "arrive", "expire", "long")
-ENDS = ("kill",) * 5 + ("close", "close", "leave", "over", "disk")
+ENDS = ("kill",) * 5 + ("lost",) * 3 + ("close", "close", "leave", "over", "disk")
 WINDOW = 8
 
 
@@ -152,7 +153,7 @@ class Write:
         self.future: asyncio.Future[Any] | None = future
         self.commit = 0
         """Of the result that somebody was told."""
-        self.never = self.doubted = self.cancelled = self.handed = False
+        self.never = self.doubted = self.cancelled = self.handed = self.asked = self.refused = False
         self.kept = True
         """Whether the line of outboxes has it, or may have it."""
         self.id: Any = None
@@ -208,11 +209,13 @@ class Line:
         self.over: list[Process] = []
         """Processes that live on although another has taken their session."""
         self.copies = 0
+        self.left: set[int] = set()
+        """Sessions that were being closed."""
         self.process: Process
 
     # Processes
 
-    async def enter(self, *, unknown: bool = True) -> bool:
+    async def enter(self, *, unknown: bool = True, last: bool = False) -> bool:
         """Start a process; False if it did not come so far."""
         process = self.process = Process(self.nodes)
         RUNNING.set(process)
@@ -228,7 +231,7 @@ class Line:
             on_unknown=self._hand_over if unknown else None,
         )
         entering = asyncio.ensure_future(session.__aenter__())
-        if self.dice.random() < 0.2 and self.nodes.trouble:
+        if not last and self.dice.random() < 0.3:
             await asyncio.wait([entering], timeout=self.dice.choice((0.0, 0.002, 0.05, 1.0)))
             if not entering.done():
                 await self.kill()
@@ -249,7 +252,9 @@ class Line:
 
     async def _hand_over(self, entry: OutboxEntry) -> None:
         await asyncio.sleep(self.dice.choice((0.0, 0.1)))
-        assert self.copies or not self.nodes.known(entry.client_id), "nobody needs to say that it is unknown"
+        if not self.copies:
+            assert not self.nodes.known(entry.client_id), "nobody needs to say that it is unknown"
+            assert entry.client_id not in self.nodes.closed_ids, "its session was closed too early"
         if (one := self.of(entry)) is not None:
             one.handed = True
 
@@ -263,6 +268,9 @@ class Line:
                 one.kept, one.never = False, True  # the application makes it again
         for recovered in session.recovered:
             self.settled(recovered)
+        opened = map(parse_client_id, self.nodes.nonces.values())
+        live = {client_id for client_id in opened if self.nodes.known(client_id)}
+        assert self.copies or live - self.left <= {session.client_id}, "one was opened, and forgotten"
         known = [made.commit for made in self.nodes.state.executed if made.client_id == session.client_id]
         assert session.highest_commit >= max(known, default=0), "its reads do not reflect its own writes"
 
@@ -281,13 +289,22 @@ class Line:
             one.never = True
 
     async def kill(self) -> None:
+        for one in self.writes:
+            if one.by is self.process and one.future is not None and not one.future.done():
+                # Refused for good, and on the way to its caller: its entry may have gone by now.
+                one.refused = getattr(one.future._pending.promise, "_waiting", False)  # type: ignore[attr-defined]
         await self.process.kill()
         RUNNING.set(None)  # type: ignore[arg-type]
 
     async def end(self, how: str) -> None:
         """End a process, or have it live on with another copy of the file."""
         process = self.process
-        if how == "disk":
+        if how == "lost":
+            self.write()
+            self.expire()
+            self.write()
+            await asyncio.sleep(self.dice.choice((0.0, 0.01, 0.1, 0.5)))
+        elif how == "disk":
             process.disk.breaks = self.dice.choice(("before", "after"))
             self.write()
             await asyncio.sleep(self.dice.choice((0.0, 0.5, 2.0)))
@@ -305,6 +322,7 @@ class Line:
                 one.kept = one.kept and one.number <= at
             return
         elif how in ("close", "leave"):
+            self.left.add(process.session.client_id)
             closing = asyncio.ensure_future(process.session.close(drain=how == "close"))
             await asyncio.wait([closing], timeout=self.dice.choice((0.01, 1.0, 60.0)))
             if closing.done():
@@ -343,7 +361,7 @@ class Line:
             self.asking.append(asyncio.ensure_future(self._ask(self.dice.choice(mine), again=again)))
 
     async def _ask(self, one: Write, *, again: bool) -> None:
-        session, refused = self.process.session, None
+        session, refused, one.asked = self.process.session, None, True
         try:
             if again:
                 told = await session.send_again(one.id, timeout_s=self.dice.choice((0.5, 20.0)))
@@ -361,6 +379,7 @@ class Line:
         if refused is not None:
             assert refused.code is not Code.BAD_REQUEST, str(refused)
             assert again or isinstance(refused, OutcomeUnknown)
+            one.never = one.never or (refused.code is Code.FORBIDDEN and refused.outcome is Outcome.NOT_APPLIED)
 
     def expire(self) -> None:
         self.nodes.pass_time()
@@ -369,7 +388,7 @@ class Line:
 
     async def walk(self) -> None:
         dice, nodes = self.dice, self.nodes
-        for _ in range(dice.randint(5, 40)):
+        for _ in range(dice.randint(3, 25)):
             match dice.choice(STEPS):
                 case "write":
                     self.write()
@@ -406,8 +425,9 @@ class Line:
                 assert [made.commit for made in found] == [one.commit], f"{one.number} has another result"
             elif one.never:
                 assert not found, f"{one.number} was told, or left for the next process, as not applied"
-            elif one.kept and not one.cancelled:
+            elif one.kept and not one.cancelled and not one.refused:
                 assert found or one.handed, f"{one.number} is lost"
+                assert one.handed or one.asked, f"nobody is told what became of {one.number}"
         for many in self.manies:
             there = sum(key in done for key in many.keys)
             assert all(len(done.get(key, [])) <= 1 for key in many.keys)
@@ -439,13 +459,13 @@ def run(seed: int, monkeypatch: pytest.MonkeyPatch, test: Callable[[Nodes], Coro
 
 
 @pytest.mark.parametrize("renews", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 def test_no_write_is_lost_or_made_twice_by_processes_that_follow_each_other(
     seed: int, renews: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(nodes: Nodes) -> None:
         line, dice = Line(nodes, tmp_path / "o", renews=renews), nodes.dice
-        for _ in range(8):
+        for _ in range(12):
             if await line.enter(unknown=renews or dice.random() < 0.8):
                 await line.walk()
                 await line.end(dice.choice(ENDS))
@@ -454,7 +474,7 @@ def test_no_write_is_lost_or_made_twice_by_processes_that_follow_each_other(
         for process in line.over:
             await process.kill()
         for _ in range(3):  # what is unresolved is handed over; what is in doubt then is sent again by the next one
-            assert await line.enter()
+            assert await line.enter(last=True)
             await line.process.session.drain()
             await line.process.session.close()
             assert line.process.session.memory_ms_left == 0

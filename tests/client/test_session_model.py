@@ -87,6 +87,7 @@ class Nodes:
         self.nonces: dict[str, str] = {}
         """Under which each session was opened: a node may still know the one of a session that has ended."""
         self.reused = False
+        self.closed_ids: set[int] = set()
         self.late: list[Sent] = []
         """Copies that are still under way."""
         self.state = SharedState()
@@ -175,6 +176,7 @@ class Nodes:
                 command = c.TakeOver(parse_client_id(client), given["nonce"])
             case "DELETE", ["sessions", client]:
                 command = c.CloseSession(parse_client_id(client), int(query["epoch"]))
+                self.closed_ids.add(command.client_id)
             case "POST", ["operations"]:
                 command = request_bodies.operate(body, wire.MSGPACK, "", "")
             case "POST", ["tables", table, "ranges"]:
