@@ -280,6 +280,7 @@ class Walk:
         assert written == [one.answer for one in self.requests[: len(written)]]
         assert self.side is None or self.side.full == self.full
         unread = len(self.connection._unread)
+        assert self.bodies.waiting_bytes <= hot.WAITING_BYTES_MAX, "what has no room is left to others at once"
         assert self.bodies.waiting_bytes in (0, unread) or (self.full and self.bodies.waiting_bytes < unread)
 
     async def settled(self) -> None:
