@@ -1,0 +1,257 @@
+"""Two ends of one connection, without sockets: whatever one writes behind the handshake, the other gets as it was sent.
+
+Frames of every size up to the bound, both ways, cut anywhere, with each kind of protection; some go to two peers at
+once, as the same object. And the ends of a connection: who is not admitted, not named by its certificate, too slow, too
+large or does not read is closed, and nobody else is.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from oncegate.consensus.messages import CallRequest, Message
+from oncegate.consensus.net import connection as net
+from oncegate.consensus.net.connection import Connection
+from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, Stamp
+from oncegate.consensus.net.sealing import TAG_BYTES
+from oncegate.consensus.net.wire import Frame
+
+FRAME_BYTES_MAX = 200_000
+EDGES = (0, 100, 2_048, 4_096, 32 << 10, 64 << 10, 128 << 10, FRAME_BYTES_MAX)
+"""Sizes of bodies at which something may change; the first of them is the smallest there is."""
+
+
+def framed(size: int) -> tuple[CallRequest, Frame]:
+    """Return a message whose body has that many bytes, if it can be so small."""
+    payload = size
+    while True:
+        message = CallRequest(7, b"\x5a" * payload)
+        frame = Frame(message)
+        if len(frame.body) <= size or not payload:
+            return message, frame
+        payload -= min(payload, len(frame.body) - size)
+
+
+def credentials(node_id: str, secret: bool) -> Credentials:
+    return Credentials(
+        cluster_id="c",
+        node_id=node_id,
+        stamp=Stamp(f"of {node_id}", 1, (7,)),
+        secrets=(b"a secret of the cluster",) if secret else (),
+        peer_ids={"n1", "n2", "n3"},
+        judge=lambda peer_id, stamp: None,
+    )
+
+
+class Timer:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class End:
+    """One end: owner and transport of a connection. What is written waits until :meth:`bring` takes it across."""
+
+    def __init__(self, side: Dialler | Acceptor, names: tuple[str, ...] | None) -> None:
+        self.config = SimpleNamespace(frame_bytes_max=FRAME_BYTES_MAX)
+        self.loop: Any = self
+        self.timers: list[tuple[float, Any, Timer]] = []
+        self.written = bytearray()
+        self.total = self.pending = 0
+        self.closed = False
+        self.admits = True
+        self.heard: list[tuple[str, Message]] = []
+        self.complaints: list[str] = []
+        self.known: list[tuple[str, Stamp]] = []
+        self.up: list[str] = []
+        self.gone: list[Connection] = []
+        self.names = names
+        self.connection = Connection(cast("Any", self), side)
+
+    # the loop
+
+    def create_future(self) -> Any:
+        return SimpleNamespace(done=lambda: self.closed, set_result=lambda _: None)
+
+    def call_later(self, after_s: float, call: Any) -> Timer:
+        self.timers.append((after_s, call, Timer()))
+        return self.timers[-1][2]
+
+    # the transport
+
+    def get_extra_info(self, name: str) -> Any:
+        names = self.names
+        socket = SimpleNamespace(setsockopt=lambda *what: None)
+        certificate = {"subjectAltName": tuple(("DNS", one) for one in names or ())}
+        tls = {} if names is None else {"ssl_object": object(), "peercert": certificate}
+        return {"peername": ("h", 1), "socket": socket, **tls}.get(name)
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.written += data
+        self.total += len(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return self.pending
+
+    def abort(self) -> None:
+        self.closed = True
+
+    close = abort
+
+    # the owner
+
+    def admit(self, connection: Connection) -> bool:
+        return self.admits
+
+    def stepped(self, connection: Connection) -> None:
+        pass
+
+    def remember(self, peer_id: str, stamp: Stamp) -> None:
+        self.known.append((peer_id, stamp))
+
+    def established(self, connection: Connection, peer_id: str) -> None:
+        assert connection.peer_id == peer_id
+        self.up.append(peer_id)
+
+    def complain(self, connection: Connection, error: Exception) -> None:
+        self.complaints.append(str(error))
+
+    def lost(self, connection: Connection) -> None:
+        self.gone.append(connection)
+
+    def received(self, connection: Connection, peer_id: str, messages: list[Message]) -> None:
+        self.heard += [(peer_id, one) for one in messages]
+
+
+class Pair:
+    """Dialler and acceptor; ``names``: those of the certificate that each shows, None without TLS."""
+
+    def __init__(self, dice: random.Random, secret: bool, names: dict[str, tuple[str, ...]] | None, to: str) -> None:
+        self.dice = dice
+        shown = (None, None) if names is None else (names[to], names["n1"])
+        self.ends = (
+            End(Dialler(credentials("n1", secret), to), shown[0]),
+            End(Acceptor(credentials(to, secret)), shown[1]),
+        )
+
+    def open(self) -> None:
+        for end in self.ends[::-1]:
+            end.connection.connection_made(cast("Any", end))
+        self.bring()
+
+    def bring(self) -> None:
+        """Take everything across, in pieces, until nobody has anything more to say."""
+        while any(end.written and not other.closed for end, other in zip(self.ends, self.ends[::-1], strict=True)):
+            for end, other in zip(self.ends, self.ends[::-1], strict=True):
+                while end.written and not other.closed:
+                    space = other.connection.get_buffer(-1)
+                    cut = min(len(end.written), len(space), self.dice.choice((1, 30, 5_000, 1 << 20)))
+                    space[:cut] = end.written[:cut]
+                    del end.written[:cut]
+                    other.connection.buffer_updated(cut)
+
+
+NAMES = {"n1": ("n1",), "n2": ("x", "n2"), "n3": ("n3",)}
+PROTECTION = {"MAC": (True, None, 4 + TAG_BYTES), "TLS": (True, NAMES, 8), "TLS alone": (False, NAMES, 8)}
+
+
+@pytest.mark.parametrize("protection", PROTECTION)
+@pytest.mark.parametrize("seed", range(2))
+def test_frames_of_any_size_arrive_as_they_were_sent_at_each_peer(seed: int, protection: str) -> None:
+    dice, (secret, names, header) = random.Random(seed), PROTECTION[protection]
+    pairs = [Pair(dice, secret, names, to) for to in ("n2", "n3")]
+    for pair in pairs:
+        pair.open()
+        for end, peer in zip(pair.ends, (pair.ends[1], pair.ends[0]), strict=True):
+            assert len(end.up) == 1
+            assert end.known == [(end.up[0], Stamp(f"of {end.up[0]}", 1, (7,)))]
+            assert all(timer.cancelled for _, _, timer in end.timers), "the handshake is over"
+            assert (end.connection.epoch, end.connection.secret) == (peer.connection.epoch, peer.connection.secret)
+    before = [[end.total for end in pair.ends] for pair in pairs]
+    sizes = [edge + off for edge in EDGES for off in (-21, -1, 0, 1, 21) if edge + off <= FRAME_BYTES_MAX]
+    sent: list[list[list[Message]]] = [[[], []], [[], []]]
+    dice.shuffle(sizes)
+    for size in sizes:
+        message, frame = framed(max(0, size))
+        for at in dice.choice(((0,), (1,), (0, 1))):
+            side = dice.randrange(2)
+            pairs[at].ends[side].pending = 1_000
+            assert pairs[at].ends[side].connection.write_frame(frame, 1_000)
+            sent[at][side].append(message)
+            before[at][side] += header + len(frame.body)
+        if dice.random() < 0.5:
+            dice.choice(pairs).bring()
+    for at, pair in enumerate(pairs):
+        pair.bring()
+        assert [end.total for end in pair.ends] == before[at], "one header each, as the protection has it"
+        for end, said in zip(pair.ends, sent[at][::-1], strict=True):
+            assert end.complaints == []
+            assert end.heard == [(end.up[0], one) for one in said]
+
+
+@pytest.mark.parametrize("protection", PROTECTION)
+@pytest.mark.parametrize("over", [0, 1])
+def test_frame_of_the_largest_size_is_taken_and_one_more_byte_ends_the_connection(protection: str, over: int) -> None:
+    secret, names, _ = PROTECTION[protection]
+    pair = Pair(random.Random(over), secret, names, "n2")
+    pair.open()
+    _, frame = framed(FRAME_BYTES_MAX + over)
+    assert len(frame.body) == FRAME_BYTES_MAX + over
+    pair.ends[0].connection.write_frame(frame, 0)
+    pair.bring()
+    end = pair.ends[1]
+    assert (end.closed, len(end.complaints), len(end.heard)) == ((True, 1, 0) if over else (False, 0, 1))
+
+
+@pytest.mark.parametrize("dialler_is_it", [True, False])
+def test_peer_whose_certificate_names_another_node_is_neither_remembered_nor_heard(dialler_is_it: bool) -> None:
+    names = {**NAMES, "n1" if dialler_is_it else "n2": ("n3", "N1", "N2")}
+    pair = Pair(random.Random(1), True, names, "n2")
+    pair.open()
+    end = pair.ends[1 if dialler_is_it else 0]
+    assert (end.known, end.up, end.closed, len(end.complaints)) == ([], [], True, 1)
+    assert "certificate" in end.complaints[0]
+
+
+def test_connection_that_is_not_admitted_or_too_slow_is_closed_before_a_word() -> None:
+    for admits in (False, True):
+        pair = Pair(random.Random(1), True, None, "n2")
+        end = pair.ends[0]
+        end.admits = admits
+        end.connection.connection_made(cast("Any", end))
+        assert (end.closed, bool(end.written)) == (not admits, admits)
+        [(after_s, call, timer)] = end.timers
+        assert after_s == net.HANDSHAKE_S
+        assert not timer.cancelled
+        call()
+        assert end.closed
+
+
+def test_peer_that_does_not_read_is_closed_beyond_what_may_wait_for_it() -> None:
+    pair = Pair(random.Random(1), True, None, "n2")
+    pair.open()
+    end, (_, frame) = pair.ends[0], framed(100)
+    for pending, taken in ((500, True), (501, False), (0, False)):
+        end.pending = pending
+        total = end.total
+        assert end.connection.write_frame(frame, 500) is taken
+        assert (end.closed, end.total > total) == (not taken, taken)
+
+
+def test_connection_that_is_lost_during_its_handshake_takes_its_timer_along() -> None:
+    pair = Pair(random.Random(1), True, None, "n2")
+    end = pair.ends[1]
+    end.connection.connection_made(cast("Any", end))
+    end.connection.connection_lost(None)
+    assert end.gone == [end.connection]
+    assert all(timer.cancelled for _, _, timer in end.timers)
