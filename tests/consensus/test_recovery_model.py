@@ -8,11 +8,13 @@ that were removed come back, the only segment left is empty, a tail is torn twic
 from __future__ import annotations
 
 import random
+import struct
+from typing import cast
 
 import pytest
 
 from oncegate.consensus.errors import FlushFailed
-from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_SUFFIX, segment_name
+from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, scan, segment_name
 from oncegate.consensus.log.wal import Journal
 from oncegate.proof.sim.engine.fake_disk import InlineWorker, Killed, SimDisk
 from tests.consensus.test_journal_model import SEGMENT_BYTES, Entry, State, Walk, members
@@ -21,6 +23,19 @@ from tests.consensus.test_journal_model import SEGMENT_BYTES, Entry, State, Walk
 def forgotten(states: list[State], base: int, term: int) -> list[State]:
     """Return the states as they are behind a later base."""
     return [State(base, term, one.entries[base - one.base :]) for one in states if one.base < base <= one.last[0]]
+
+
+def is_clean(disk: SimDisk) -> bool:
+    """Whether every segment is zero behind its last record: what lies there could line up with a later batch."""
+    for name in disk.names():
+        if name.endswith(SEGMENT_SUFFIX):
+            data = bytes(disk.bytes_of(name))
+            (seed,) = struct.unpack_from("<I", data, 32)
+            records = list(scan(data, SEGMENT_HEADER_BYTES, seed))
+            end = records[-1].offset + RECORD_HEADER_BYTES + len(records[-1].payload) if records else 0
+            if any(data[max(end, SEGMENT_HEADER_BYTES) :]):
+                return False
+    return True
 
 
 class RoughWalk(Walk):
@@ -111,6 +126,8 @@ class RoughWalk(Walk):
         found = self.found()
         assert found in self.since_flush
         assert found.base <= journal.commit_index <= min(self.commit, found.last[0])
+        assert is_clean(self.disk)
+        assert is_clean(cast("SimDisk", self.disk.fork())), "and it stays so"
         for rng in (None, self.dice):
             later = Journal(self.disk.fork(rng), InlineWorker(), segment_bytes=SEGMENT_BYTES, memory_bytes_max=1 << 20)
             assert later.entries(later.first_index, later.last_index, bytes_max=1 << 20) == list(found.entries)
@@ -158,3 +175,39 @@ def test_what_is_committed_by_a_flushed_record_is_known_again_whatever_is_torn_b
             journal = Journal(disk, InlineWorker(), segment_bytes=SEGMENT_BYTES, memory_bytes_max=1 << 20)
             assert known <= journal.commit_index <= most
             known = journal.commit_index
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_on_the_disk_of_a_batch_that_was_torn(seed: int) -> None:
+    """Once the log is open: a power loss now finds zeros behind the last record, too."""
+    dice, disk, torn = random.Random(seed), SimDisk(), 0
+
+    def opened() -> Journal:
+        return Journal(disk, InlineWorker(), segment_bytes=1 << 14, memory_bytes_max=1 << 20)
+
+    def dies_in_a_flush(call: str, name: str) -> None:
+        if call == "sync" and name.endswith(SEGMENT_SUFFIX):
+            raise Killed
+
+    journal = opened()
+    for _ in range(40):
+        for is_last in (False, True):
+            for _ in range(dice.randint(1, 5)):
+                journal.append(b"x" * dice.choice((1, 300, 900)), journal.last_index + 1, 1)
+            if not is_last:
+                journal.flush()
+        disk.on_call = dies_in_a_flush
+        with pytest.raises(Killed):
+            journal.flush()
+        flushed = journal.flushed_index
+        disk.work_again()
+        disk.kill(dice)
+        for name in disk.names():
+            if name.endswith(".tmp"):
+                disk.remove(name)
+        torn += not is_clean(disk)
+        journal = opened()
+        assert journal.last_index >= flushed
+        assert is_clean(disk)
+        assert is_clean(cast("SimDisk", disk.fork()))
+    assert torn > 10
