@@ -104,6 +104,7 @@ def pages(history: ChangeHistory, commit: int, most: int) -> Iterator[list[RowCh
     while commit < history.last:
         some, reached = history.since(commit, most)
         assert reached > commit
+        assert history.end_of(reached) == reached, "no position is inside of what took effect together"
         commit = reached
         yield [*some]
 
@@ -185,6 +186,10 @@ def test_a_history_keeps_the_newest_entries_and_knows_the_end_of_each_number_tha
     if history.first:
         with pytest.raises(HistoryExceeded):
             history.end_of(history.first - 1)
+    history.reset(history.last + 3)
+    assert (history.first, history.last, history.changes, history.bytes) == (len(kept.ends) + 2,) * 2 + (0, 0)
+    with pytest.raises(HistoryExceeded):
+        history.since(history.first - 1, most)
 
 
 @pytest.mark.parametrize("of_a_block", [1, 4, 100])
