@@ -52,7 +52,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
         what: name of the operation, or ``READ``.
         commit: its commit number; of a read, that of the state it was answered from.
         floor: the newest commit number that this node had answered with before it was asked for this.
-        request: ``client_id/sequence``, empty for a read.
+        request: ``client_id/sequence``, of a transaction's write with its place there; empty for a read.
         replayed: answered from its completion record; the first attempt may have come to another node.
         refusal: why it was refused as a result, empty if it was not.
         version: of the row that it was told, its own commit number for a write that was applied; 0 for no row.
@@ -114,8 +114,11 @@ class RowSample:
         return [at for at, op in enumerate(ops) if _digest((op.table + "\0" + op.key).encode(), seed) < below]
 
 
-def of_result(op: c.Op, client_id: int, floor: int, result: wire.OperationResult) -> Seen | None:
-    """Return the record of an operation's answer; None where nothing certain is known of its effect."""
+def of_result(op: c.Op, client_id: int, floor: int, result: wire.OperationResult, place: str = "") -> Seen | None:
+    """Return the record of an operation's answer; None where nothing certain is known of its effect.
+
+    ``place``: of a transaction's write, which has a commit number of its own; the transaction's id stands for them all.
+    """
     commit = result.commit
     if result.status == "rejected" or not isinstance(commit, int):
         return None
@@ -126,7 +129,7 @@ def of_result(op: c.Op, client_id: int, floor: int, result: wire.OperationResult
         _NAMES[op.kind],
         commit,
         floor,
-        f"{format_client_id(client_id)}/{result.sequence}",
+        f"{format_client_id(client_id)}/{result.sequence}{place}",
         replayed=result.replayed is True,
         refusal=str(result.code) if result.status == "refused" else "",
         version=version,
@@ -158,6 +161,13 @@ def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
         write if isinstance(op, c.Op) else msgspec.structs.replace(write, test=0, operand=None)
         for op in operations
         for write in c.writes_of([op])
+    ]
+
+
+def _places(operations: Sequence[c.Op | c.Transaction]) -> list[str]:
+    """Return for each write its place in its transaction; of an operation alone there is nothing to say."""
+    return [
+        "" if isinstance(op, c.Op) else f" writes[{at}]" for op in operations for at, _ in enumerate(c.writes_of([op]))
     ]
 
 
@@ -227,6 +237,7 @@ class WindowRecorder:
     def watch(self, command: c.Command, future: asyncio.Future[Answer]) -> None:
         """Note a command that was just submitted, if it has operations on sampled rows."""
         spread: Spread = _as_they_are
+        places: Sequence[str] = ()
         if type(command) is c.Operate:
             ops, client_id = command.ops, command.client_id
         elif type(command) is c.Keyed:
@@ -236,6 +247,7 @@ class WindowRecorder:
             operations = c.operations_of(command)
             self.moves = self.moves or any(map(c.is_of_level_5, operations))
             ops, spread = _each_write(operations), partial(_of_writes, operations)
+            places = _places(operations)
         elif type(command) is c.Cascade:
             ops, client_id = command.ops, NO_SESSION
             spread = partial(_written, ops)
@@ -243,10 +255,16 @@ class WindowRecorder:
             return
         chosen = self._choice.of(ops)
         if chosen:
-            self._watch(ops, chosen, client_id, spread, future)
+            self._watch(ops, chosen, client_id, spread, places, future)
 
     def _watch(
-        self, ops: list[c.Op], chosen: list[int], client_id: int, spread: Spread, future: asyncio.Future[Answer]
+        self,
+        ops: list[c.Op],
+        chosen: list[int],
+        client_id: int,
+        spread: Spread,
+        places: Sequence[str],
+        future: asyncio.Future[Answer],
     ) -> None:
         if self._pending_operations + len(self.seen) + len(chosen) > self._operations_max:
             self.dropped += len(chosen)
@@ -254,7 +272,7 @@ class WindowRecorder:
         self._number += 1
         self._pending[self._number] = self._floor
         self._pending_operations += len(chosen)
-        future.add_done_callback(partial(self._answered, ops, chosen, client_id, spread, self._number))
+        future.add_done_callback(partial(self._answered, ops, chosen, client_id, spread, places, self._number))
 
     def _answered(
         self,
@@ -262,6 +280,7 @@ class WindowRecorder:
         chosen: list[int],
         client_id: int,
         spread: Spread,
+        places: Sequence[str],
         number: int,
         done: asyncio.Future[Answer],
     ) -> None:
@@ -275,7 +294,7 @@ class WindowRecorder:
         results = spread(done.result().body)
         for at in chosen:
             op, result = ops[at], results[at]
-            seen = of_result(op, client_id, floor, result)
+            seen = of_result(op, client_id, floor, result, places[at] if places else "")
             if seen is not None:
                 self.seen.append(seen)
                 self._floor = max(self._floor, seen.commit)

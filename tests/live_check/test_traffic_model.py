@@ -1,0 +1,132 @@
+"""Right traffic of every kind raises no alarm, and one that is applied twice does: a node, its machine and its windows.
+
+Requests of sessions and under keys, single and many, with transactions of several rows, sent again at any time; answers
+come in any order. Which rows are sampled is chosen anew for each run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from oncegate.gateway.answers import Answer, answer
+from oncegate.gateway.live_check.recorder import RowSample
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
+from oncegate.rifl.key_table import NO_TIME
+from tests.live_check.test_windows_model import checker
+
+KEYS = "abcd"
+SESSIONS = (1, 2)
+
+
+class Traffic:
+    """Requests to one node that is its cluster; every answer is told in the end."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.machine, self.check = random.Random(seed), Machine(), checker()
+        share = self.dice.choice((1.0, 0.5))
+        self.check.recorder._choice = RowSample(share, seed)
+        opened = [c.OpenSession(f"n{one}", 600_000, 512) for one in SESSIONS]
+        self.index = 0
+        self.apply([c.DeclareTable("t", "resident", 1 << 20), *opened])
+        self.sequence = dict.fromkeys(SESSIONS, 0)
+        self.keys = 0
+        self.sent: list[c.AnyOperate] = []
+        self.open: list[tuple[asyncio.Future[Answer], Answer]] = []
+
+    def apply(self, commands: list[c.Command]) -> list[object]:
+        self.index += 1
+        return self.machine.apply(self.index, 1, c.encode_entry(self.index, commands))
+
+    def _op(self, sequence: int) -> c.Op | c.Transaction:
+        number = SequenceNumber(sequence)
+        if self.dice.random() < 0.5:
+            return self._write(number)
+        writes = [c.as_write(self._write(number)) for _ in range(self.dice.randint(1, 3))]
+        conditions = []
+        if self.dice.random() < 0.3:
+            conditions.append(c.Condition("t", self.dice.choice(KEYS), int(c.Test.ABSENT), None))
+        return c.Transaction(number, Fingerprint(sequence), conditions, writes)
+
+    def _write(self, number: SequenceNumber) -> c.Op:
+        kind = self.dice.choice((c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.DELETE))
+        test = self.dice.choice((c.Test.NONE, c.Test.NONE, c.Test.ABSENT)) if kind == c.OpKind.PUT else c.Test.NONE
+        value = b"%d" % self.dice.randint(0, 9) if kind == c.OpKind.PUT else None
+        by = self.dice.randint(1, 3) if kind == c.OpKind.INCREMENT else 0
+        return c.Op(number, int(kind), "t", self.dice.choice(KEYS), Fingerprint(number), value, by=by, test=int(test))
+
+    def ask(self) -> None:
+        """Send a new request, or one of before again, as it was."""
+        if self.sent and self.dice.random() < 0.3:
+            command = self.dice.choice(self.sent)
+        elif self.dice.random() < 0.3:
+            self.keys += 1
+            command = c.keyed(60_000, f"key{self.keys}", ClusterTimeMs(NO_TIME), self._op(1))
+        else:
+            session, ops = self.dice.choice(SESSIONS), []
+            for _ in range(self.dice.randint(1, 3)):
+                self.sequence[session] += 1
+                ops.append(self._op(self.sequence[session]))
+            command = c.operate(session, 1, SequenceNumber(1), ops)
+        self.sent.append(command)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.check.recorder.watch(command, future)
+        (result,) = self.apply([command])
+        self.open.append((future, answer(command, result, self.machine)))
+
+    async def tell(self) -> None:
+        future, told = self.open.pop(self.dice.randrange(len(self.open)))
+        future.set_result(told)
+        await asyncio.sleep(0)
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            what = self.dice.choice(("ask", "ask", "tell", "tell", "window"))
+            if what == "ask":
+                self.ask()
+            elif what == "tell" and self.open:
+                await self.tell()
+            elif what == "window":
+                await self.check.check_window()
+        while self.open:
+            await self.tell()
+        await self.check.check_window()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_right_traffic_raises_no_alarm_however_it_is_sent_again(seed: int) -> None:
+    traffic = Traffic(seed)
+    await traffic.run(120)
+    assert traffic.check.first_anomaly == ""
+    found = (await traffic.check.report()).cluster
+    assert found.first_anomaly == ""
+    if all(traffic.check.recorder.has("t", key) for key in KEYS):
+        assert (traffic.check.verdict, found.verdict) == ("ok", "ok")
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3])
+async def test_a_transaction_that_is_executed_twice_is_an_alarm(writes: int) -> None:
+    """The second time is that of another request, whose answer is told under the id of the first."""
+    traffic = Traffic(0)
+    traffic.check.recorder._choice = RowSample(1.0, 0)
+    await traffic.run(40)
+    answers: list[Answer] = []
+    for number in map(SequenceNumber, (500, 501)):
+        puts = [c.as_write(c.Op(number, int(c.OpKind.PUT), "t", key, Fingerprint(0), b"1")) for key in KEYS[:writes]]
+        command = c.operate(1, 1, SequenceNumber(1), [c.Transaction(number, Fingerprint(0), [], puts)])
+        (result,) = traffic.apply([command])
+        answers.append(answer(command, result, traffic.machine))
+        (told,) = answers[-1].body.results
+        assert told.status == "applied"
+        told.sequence = 500
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        traffic.check.recorder.watch(command, future)
+        future.set_result(answers[-1])
+        await asyncio.sleep(0)
+        await traffic.check.check_window()
+        assert bool(traffic.check.anomalies) == (number == 501)
+    assert "executed twice" in traffic.check.first_anomaly
