@@ -6,20 +6,26 @@ without what came before it, and never anything that was taken back before a flu
 
 from __future__ import annotations
 
+import errno
 import random
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import pytest
 
 from oncegate.consensus.configuration import Configuration, encode
 from oncegate.consensus.errors import SafetyViolation
-from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
+from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, segment_name
+from oncegate.consensus.log.segment_file import RETRY_S
 from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.ports import SavedPoint
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 
 SEGMENT_BYTES = 1024
 Entry = tuple[bytes, int, int]
+T = TypeVar("T")
 
 
 def members(index: int) -> bytes:
@@ -44,6 +50,29 @@ class State(NamedTuple):
         return self.entries[index - self.base - 1][2] if self.base < index <= self.last[0] else None
 
 
+class FullDisk:
+    """Runs jobs at once, on a disk that has no room at times: a removal ends before it begins, or behind some files."""
+
+    def __init__(self, disk: FakeDisk) -> None:
+        self._disk, self._remove, self._inline = disk, disk.remove, InlineWorker()
+        self.removes_max: int | None = None
+
+    def submit(self, job: Callable[[], T], /) -> Future[T]:
+        if self.removes_max is not None:
+            vars(self._disk)["remove"] = partial(self._remove_some, [self.removes_max])
+        try:
+            done: Future[T] = self._inline.submit(job)  # type: ignore[no-untyped-call]
+        finally:
+            vars(self._disk).pop("remove", None)
+        return done
+
+    def _remove_some(self, left: list[int], name: str) -> None:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        left[0] -= 1
+        self._remove(name)
+
+
 class Walk:
     """A journal on a disk that can be killed, and the list."""
 
@@ -57,10 +86,12 @@ class Walk:
         self.commit = 0
         self.term = 1
         self.kills = self.compactions = self.resets = 0
+        self.clock = 0.0
+        self.worker = FullDisk(self.disk)
         self.journal = self.opened()
 
     def opened(self) -> Journal:
-        return Journal(self.disk, InlineWorker(), segment_bytes=SEGMENT_BYTES, memory_bytes_max=self.memory_bytes)
+        return Journal(self.disk, self.worker, segment_bytes=SEGMENT_BYTES, memory_bytes_max=self.memory_bytes)
 
     def stepped(self, after: State, flushes: int) -> None:
         """A record was added; a segment that was full was flushed before it."""
@@ -113,7 +144,9 @@ class Walk:
         if most <= self.now.base:
             return
         index, kept = self.dice.randint(self.now.base, most), self.dice.choice((0, 0, 500, 3000))
+        self.worker.removes_max = self.dice.choice((None, None, 0, 1))
         self.journal.compact(index, kept_bytes=kept, configuration_at=members)
+        self.worker.removes_max = None
         base = self.journal.base
         assert self.now.base <= base.index <= max(index, self.now.base)
         if base.index == self.now.base:
@@ -200,6 +233,16 @@ class Walk:
                 one = self.dice.choice(self.now.entries)
                 assert journal.entry(one[1]) == one
 
+    def check_files(self) -> None:
+        """With room, and after a while, the segments on the disk are those of the log, and one made ready."""
+        self.clock += 2 * RETRY_S
+        for _ in range(2):
+            self.journal.maintain(self.clock)
+        files = sorted(name for name in self.disk.names() if name.startswith("journal-"))
+        own = [segment_name(segment.header.sequence) for segment in self.journal._segments]
+        assert files[: len(own)] == own
+        assert len(files) <= len(own) + 1
+
     def step(self) -> None:
         what = self.dice.choice(
             ("append",) * 10
@@ -210,8 +253,11 @@ class Walk:
         if what == "rare":
             what = self.dice.choice(("reset", "restart", "restart"))
         getattr(self, what)()
-        self.journal.maintain(0.0)
+        self.clock += self.dice.choice((0.0, RETRY_S / 4))
+        self.journal.maintain(self.clock)
         self.check()
+        if self.dice.random() < 0.02:
+            self.check_files()
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -219,4 +265,5 @@ def test_what_the_journal_holds_is_what_the_list_says_through_kills_and_clean_st
     walk = Walk(seed)
     for _ in range(400):
         walk.step()
+    walk.check_files()
     assert min(walk.kills, walk.compactions) > 0
