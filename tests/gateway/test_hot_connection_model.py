@@ -386,3 +386,52 @@ async def test_only_what_does_not_arrive_at_once_is_left_to_others_and_the_next_
             assert walk.side.answers()
         await walk.settled()
         assert len(walk.transport.written) == number + 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_all_connections_wait_with_no_more_than_has_room_and_what_has_none_goes_to_others_at_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads and bodies arrive in pieces and none is whole: whichever part is missing, its bytes are counted until it is
+    left to the other reader or its connection ends.
+    """
+    dice, bodies, most, left = random.Random(seed), BodyBudget(1000, 1000, 1000), 400, 0
+    numbers, walks = iter(range(10_000)), dict[Walk, int]()
+    """Those that wait, and with how many bytes."""
+
+    def connected() -> Walk:
+        walk = next(
+            walk
+            for walk in (Walk(next(numbers), monkeypatch) for _ in range(10_000))
+            if walk.requests[0].is_hot and walk.requests[0].body
+        )
+        walk.connection._shared.aside.bodies = bodies
+        return walk
+
+    for _ in range(6):
+        walks[connected()] = 0
+    monkeypatch.setattr(hot, "WAITING_BYTES_MAX", most)
+    for _ in range(150):
+        walk = dice.choice(list(walks))
+        if dice.random() < 0.1:
+            walk.lose()
+            del walks[walk]
+        else:
+            upto = min(walk.sent + dice.choice((1, 20, 60, 110)), walk.ends[0][1] - 1)
+            wanted = sum(walks.values()) - walks[walk] + upto
+            if upto == walk.sent:
+                continue
+            walk.send(upto)
+            if wanted <= most:
+                walks[walk] = upto
+                assert walk.side is None
+            else:
+                assert walk.side is not None
+                assert walk.side.unread == walk.stream[:upto]
+                del walks[walk]
+                left += 1
+        assert bodies.waiting_bytes == sum(walks.values())
+        while len(walks) < 6:
+            walks[connected()] = 0
+            monkeypatch.setattr(hot, "WAITING_BYTES_MAX", most)
+    assert left > 5
