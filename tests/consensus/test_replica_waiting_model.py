@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from oncegate.consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Stopped
+from oncegate.consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, PeerUnavailable, Stopped
 from oncegate.consensus.messages import Message, ReadReply, ReadRequest
 from oncegate.consensus.net.calls import Calls
 from oncegate.consensus.replica import waiters as waiting
@@ -73,9 +73,11 @@ class Asking:
         self.reads = FollowerReads(self.sent, fail)
         self.points = ReadPoints(self.reads, lambda: None)
         ticks: Any = SimpleNamespace(soon=lambda: None, tick=lambda: None)
-        calls = Calls(lambda peer, message: True, None, 1_024)
+        self.calls = Calls(lambda peer, message: True, None, 1_024)
+        self.called: dict[str, list[list[bytes | ConsensusError]]] = {peer: [] for peer in LEADERS}
+        """What the calls were told that are open, by the peer that was called."""
         engine = cast("Any", self.engine)
-        self.inbound = Inbound(engine, calls, self.reads, self.points, ticks, lambda peer, message: None)
+        self.inbound = Inbound(engine, self.calls, self.reads, self.points, ticks, lambda peer, message: None)
         self.ended: dict[str, int] = dict.fromkeys(("answered", "not ready", "lost", "nobody"), 0)
 
     def sent(self, peer_id: str, message: Message) -> None:
@@ -140,6 +142,7 @@ class Asking:
         if self.open and peer_id == self.to:
             self.open, self.waiting = [], self.open + self.waiting
         self.inbound.peer_up(peer_id, 1)
+        self.no_answer_comes(peer_id)
 
     async def down(self) -> None:
         peer_id = self.dice.choice(LEADERS)
@@ -147,17 +150,30 @@ class Asking:
         if lost:
             self.open = []
         self.inbound.peer_down(peer_id)
+        self.no_answer_comes(peer_id)
         await self.tell(lost, "lost")
+
+    async def call(self) -> None:
+        peer_id, told = self.dice.choice(LEADERS), list[bytes | ConsensusError]()
+        self.calls.ask(peer_id, b"call", LONG_S, told.append)
+        self.called[peer_id].append(told)
+
+    def no_answer_comes(self, peer_id: str) -> None:
+        """What was asked on a connection ends with it, also if a new one takes its place at once."""
+        for told in self.called[peer_id]:
+            assert [type(one) for one in told] == [PeerUnavailable]
+        self.called[peer_id] = []
 
     async def lead(self) -> None:
         self.engine.leader_id = self.dice.choice((*LEADERS, *LEADERS, None))
 
     async def step(self) -> None:
         await self.dice.choice(
-            (self.add, self.add, self.tick, self.tick, self.reply, self.reply, self.up, self.down, self.lead)
+            (self.add, self.add, self.tick, self.tick, self.reply, self.reply, self.up, self.down, self.lead, self.call)
         )()
         await self.turns()
         assert not any(task.done() for task in self.open + self.waiting), "nobody else is told anything"
+        assert not any(told for open_calls in self.called.values() for told in open_calls)
         assert len(self.reads.waiting) == len(self.waiting)
 
 
@@ -170,6 +186,7 @@ async def test_read_ends_with_the_answer_to_a_question_that_was_asked_behind_it_
         await asking.step()
     assert min(asking.ended.values()) > 0
     left = asking.open + asking.waiting
+    await asking.calls.stop()
     asking.reads.stop(Stopped("the node stops"))
     await asking.turns()
     assert [type(task.exception()) for task in left] == [Stopped] * len(left)
