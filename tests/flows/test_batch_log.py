@@ -13,7 +13,7 @@ from oncegate.flows.chunks import int64s_from_bytes
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import BadRequestError, NotFoundError, RetentionExceededError
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.flows.retention import droppable_through
+from oncegate.flows.retention import droppable_through, why_held
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.state.flow_images import FlowMark, freeze_flow
 
@@ -25,6 +25,8 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.model: list[BatchMeta] = []
         self.dropped = 0
         self.events: list[int] = []
+        self.unread = 0
+        """Batches up to this one were dropped before the event times that count were declared."""
         self.flow = Flow(FlowDeclaration(name="f", source="a", event_time="at"))
         self.flow.batches = self.log
         self.mark = FlowMark(self.flow)
@@ -62,6 +64,12 @@ class BatchLogMachine(RuleBasedStateMachine):
     def sleep(self, slept_ms: int) -> None:
         self.log.sleep(slept_ms)
         self.model = [batch._replace(sealed_ms=batch.sealed_ms + slept_ms) for batch in self.model]
+
+    @rule()
+    def another_event_time(self) -> None:
+        """Of what is retained every event time is read again; of what was dropped none will ever be."""
+        self.log.reset_clock()
+        self.events, self.unread = [0] * self.dropped, self.dropped
 
     @rule()
     def save(self) -> None:
@@ -111,9 +119,11 @@ class BatchLogMachine(RuleBasedStateMachine):
             try:
                 cursor = self.log.before_event(event)
             except RetentionExceededError:
-                assert dropped
+                assert dropped or self.unread
             else:
                 assert not dropped
+                if self.unread == self.dropped > 0:
+                    assert cursor > self.dropped, "nobody knows the event times of what lies before all that is read"
                 assert all(known < event for known in self.events[self.dropped : cursor])
 
     @invariant()
@@ -245,5 +255,23 @@ def test_batch_goes_only_when_consumers_and_time_or_size_have_passed_it(
         follow = sum(range(number, log.last + 1))
         heavy = bool(retention_bytes) and follow > retention_bytes
         assert (number <= through) == (passed and (over or heavy))
+    _says_what_the_oldest_waits_for(why_held(flow, log, consumers, now_ms), flow, log, cursors)
     log.drop_through(through)
     assert droppable_through(flow, log, consumers, now_ms) == log.first - 1
+
+
+def _says_what_the_oldest_waits_for(words: str, flow: FlowDeclaration, log: BatchLog, cursors: dict[str, int]) -> None:
+    """The slowest of those that count, with its cursor; its own time or size once all have passed it."""
+    awaited = {name: cursors.get(name, 0) for name in flow.consumers or cursors}
+    behind = {name for name, cursor in awaited.items() if cursor == min(awaited.values()) and cursor < log.first}
+    if not len(log):
+        assert words == ""
+    elif not awaited:
+        assert words == f"batch {log.first} of flow f waits for a consumer: none has attached"
+    elif behind:
+        assert words.startswith(f"batch {log.first} of flow f waits for consumer ")
+        named = (f"{name} (cursor {cursors[name]})" if name in cursors else f"{name} (which has" for name in behind)
+        assert all(one in words for one in named)
+    else:
+        size = f", or {flow.retention_bytes} bytes follow it" if flow.retention_bytes else ""
+        assert words == f"batch {log.first} of flow f is kept until its retention_ms is over{size}"

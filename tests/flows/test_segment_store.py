@@ -83,6 +83,11 @@ def test_file_of_another_batch_or_version_is_found(store: SegmentStore, monkeypa
     os.rename(store.path("f", 1), store.path("f", 2))
     with pytest.raises(SegmentCorrupt, match="holds batch 1 of f"):
         store.get("f", 2)
+    store.put("g", 2, PAYLOAD)
+    os.replace(store.path("g", 2), store.path("f", 2))
+    for read in (store.get, store.checksum, lambda *batch: store.piece(*batch, 0, 10)):
+        with pytest.raises(SegmentCorrupt, match="holds batch 2 of g"):
+            read("f", 2)
     monkeypatch.setattr(segment_store, "VERSION", 2)
     newer = encode_header(Header("f", 3, 0, 0))
     monkeypatch.undo()
