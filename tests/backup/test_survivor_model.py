@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -210,3 +213,53 @@ def test_entries_that_neither_state_nor_log_holds_are_never_left_out(
         with pytest.raises(StoreError, match=f"entries {saved + 1} to {base} are missing") as refused:
             origin.load(state)
         assert refused.value.code is StoreCode.BAD_BACKUP
+
+
+class Log:
+    """Entries of which each seals or drops what a list says of it."""
+
+    first_index, last_index = 1, 60
+
+    def __init__(self, seed: int) -> None:
+        dice = random.Random(seed)
+        self.sealed: dict[int, list[Batch]] = {}
+        self.dropped: dict[int, list[Batch]] = {}
+        newest = dict.fromkeys("fgh", 0)
+        for at in range(1, self.last_index + 1):
+            flow = dice.choice("fffggh")  # some come further than others
+            newest[flow] += 1
+            self.sealed[at] = [(flow, newest[flow])]
+            flow = dice.choice("fgh")
+            self.dropped[at] = [(flow, dice.randint(0, newest[flow]))] if dice.random() < 0.2 else []
+        self.files = {one for sealed in self.sealed.values() for one in sealed if dice.random() < 0.3}
+
+    def read(self, first: int, last: int) -> Iterator[tuple[bytes, int, int]]:
+        return ((bytes(20), at, 1) for at in range(first, last + 1))
+
+    def kept(self) -> set[Batch]:
+        """What has to be held in memory behind the last entry: sealed, no file, and not dropped since."""
+        drops = [one for dropped in self.dropped.values() for one in dropped]
+        gone = {(flow, number) for flow, through in drops for number in range(through + 1)}
+        return {one for sealed in self.sealed.values() for one in sealed} - gone - self.files
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_each_flow_is_let_go_what_was_dropped_of_it_and_nothing_of_another(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now = Log(seed), [0]
+    monkeypatch.setattr(segment, "build", lambda chunks, flow, table, number: f"{flow}{number}".encode())
+    batches = {
+        at: [SimpleNamespace(flow=flow, number=number, chunks=[], table="t") for flow, number in sealed]
+        for at, sealed in log.sealed.items()
+    }
+    flows = SimpleNamespace(take_dropped=lambda: log.dropped[now[0]])
+    machine = SimpleNamespace(
+        apply=lambda at, term, entry: now.__setitem__(0, at), take_sealed=lambda: batches[now[0]], flows=flows
+    )
+    origin: Any = object.__new__(SurvivorOrigin)
+    origin._path, origin._saved, origin._point, origin._built = Path(), None, SavedPoint(0, 0, b""), {}
+    origin._log, origin.known = log, SimpleNamespace(last=log.last_index, term=1)
+    origin._store = SimpleNamespace(has=lambda flow, number: (flow, number) in log.files)
+    origin.load(SimpleNamespace(machine=machine))
+    assert origin._built == {(flow, n): f"{flow}{n}".encode() for flow, n in log.kept()}
