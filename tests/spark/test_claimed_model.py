@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +120,8 @@ class Tried:
         origin = self.dice.choice(
             (("", 0), *((one, max(0, self.commit - self.dice.randint(0, 3))) for one in CLUSTERS))
         )
-        adopt(self.store, "here", cluster, epoch=epoch, origin=origin)
+        with self.answers_lost():
+            adopt(self.store, "here", cluster, epoch=epoch, origin=origin)
         before = model.epoch
         model.adopt(cluster, epoch, origin)
         self._moved(changed=model.epoch != before)
@@ -132,10 +134,20 @@ class Tried:
                 with pytest.raises(StoreError):
                     wipe(self.store, "here", cluster)
         else:
-            wipe(self.store, "here", cluster)
+            with self.answers_lost():
+                wipe(self.store, "here", cluster)
             self.model.rows.clear()
         self.model.wipe(cluster)
         self._moved(changed=True)
+
+    @contextmanager
+    def answers_lost(self) -> Iterator[None]:
+        """Some changes of the claim are made, are not told of, and are tried again, as a store's driver does."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.dice.random() < 0.4:
+                replace = self.store.replace
+                patch.setattr(self.store, "replace", lambda *row: replace(*row) and replace(*row))
+            yield
 
     def _breaks_off(self, *_: Any) -> None:
         raise StoreError(StoreCode.STORE_UNAVAILABLE, "in the middle of the deletion")
