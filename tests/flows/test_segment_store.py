@@ -85,7 +85,7 @@ def test_file_of_another_batch_or_version_is_found(store: SegmentStore, monkeypa
         store.get("f", 2)
     store.put("g", 2, PAYLOAD)
     os.replace(store.path("g", 2), store.path("f", 2))
-    for read in (store.get, store.checksum, lambda *batch: store.piece(*batch, 0, 10)):
+    for read in (store.get, store.checksum, lambda flow, number: store.piece(flow, number, 0, 10)):
         with pytest.raises(SegmentCorrupt, match="holds batch 2 of g"):
             read("f", 2)
     monkeypatch.setattr(segment_store, "VERSION", 2)
