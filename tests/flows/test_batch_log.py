@@ -65,12 +65,14 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.log.sleep(slept_ms)
         self.model = [batch._replace(sealed_ms=batch.sealed_ms + slept_ms) for batch in self.model]
 
-    @rule()
-    def another_event_time(self) -> None:
+    @rule(newest=st.lists(st.integers(1, 50), min_size=1, max_size=4))
+    def another_event_time(self, newest: list[int]) -> None:
         """Of what is retained every event time is read again; of what was dropped none will ever be."""
+        self.clock(newest, 0)
         self.save()
         self.log.reset_clock()
         self.events, self.unread = [0] * self.dropped, self.dropped
+        self.save()
 
     @rule()
     def save(self) -> None:
