@@ -66,3 +66,32 @@ async def test_reading_begins_with_the_first_item_above_a_commit_number_and_leav
     for number in range(flow.info.first_batch, flow.last + 2):
         reading = Items(flow, "f", number, None, 3.0)  # type: ignore[arg-type]
         assert [item async for item in reading] == [item for item in kept if item.value >= number]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_reading_that_is_cut_off_anywhere_goes_on_behind_the_last_batch_that_came_whole(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    dice = random.Random(seed)
+    flow = Flow(dice)
+    kept = [item for batch in flow.batches.values() for item in batch]
+
+    async def batch(connection: object, name: str, number: int, timeout_s: float | None) -> list[FlowItem]:
+        found = await flow.batch(connection, name, number, timeout_s)
+        if dice.random() < 0.4:
+            raise OperationFailed(Code.TIMEOUT, "nobody answers")
+        return found
+
+    monkeypatch.setattr(items, "read_batch", batch)
+    seen: list[FlowItem] = []
+    number = flow.info.first_batch
+    while True:
+        reading = Items(flow, "f", number, None, 3.0)  # type: ignore[arg-type]
+        try:
+            async for one in reading.batches():
+                seen += one
+            break
+        except OperationFailed:
+            if reading.batch is not None:
+                number = reading.batch + 1
+    assert seen == kept

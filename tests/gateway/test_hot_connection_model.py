@@ -287,6 +287,8 @@ class Walk:
         for _ in range(6):
             await asyncio.sleep(0)
         self.check()
+        if self.heads > len(self.transport.written):
+            assert not self.connection.is_idle, "also while its client does not take the answers before"
         if not self.full:
             assert self.connection.is_idle == (self.heads == len(self.transport.written))
             assert self.connection.has_asked == (self.heads > 0)

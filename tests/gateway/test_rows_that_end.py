@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from oncegate.gateway.machine import ending, row_ends, tables
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Ended, Endings
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.ids import ID_MAX, Fingerprint, SequenceNumber
+from oncegate.rifl.ids import ID_MAX, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.rule import Applied
 
@@ -142,6 +143,36 @@ def test_put_says_anew_when_a_row_ends_and_other_writes_leave_it(log: Log) -> No
     log.write("l", "delete")
     assert len(log.machine.ends) == 0
     assert log.end(9_999) == []
+
+
+LIVES = [None, *(row_ends.Life(*one) for one in product((0, 700), (0, 1), ("", "u/k")) if any(one[:2]))]
+NEW_LIVES = [None, *(row_ends.Life(*one) for one in product((0, 900), (0, 2), ("", "v/k")) if any(one[:2]))]
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("kind", [c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.APPEND])
+def test_put_says_all_of_the_end_and_other_writes_replace_only_what_they_name(kind: c.OpKind, *, indexed: bool) -> None:
+    """Time, session and place to go are each left as they are unless they are said anew: every combination."""
+    number, text = SequenceNumber(1), None if kind == c.OpKind.INCREMENT else b"1"
+    for was, will in product(LIVES, NEW_LIVES):
+        before = tables.StoredRow(CommitNumber(1), b"[]" if kind == c.OpKind.APPEND else b"1", was)
+        op = c.Op(number, int(kind), "t", "k", Fingerprint(0), text, by=1)
+        if indexed:
+            table = tables.Table("t", "resident", 1 << 20, ends=row_ends.RowEnds())
+            table.change("k", None, before, CommitNumber(1))
+            table.execute(op, CommitNumber(2), will)
+            after = table.rows.get("k")
+        else:
+            made = tables.row_after(op, before, CommitNumber(2), will)
+            assert isinstance(made, tables.StoredRow)
+            after = made
+        assert after is not None
+        if kind == c.OpKind.PUT:
+            assert after.life == will
+            continue
+        old, new = was or row_ends.Life(0, 0), will or row_ends.Life(0, 0)
+        said = row_ends.Life(new.ends_ms or old.ends_ms, new.owner or old.owner, new.then or old.then)
+        assert after.life == (said if any(said) else None), (was, will)
 
 
 def test_bound_rows_end_in_the_entry_that_closes_their_session(log: Log) -> None:
