@@ -221,6 +221,8 @@ def test_peer_whose_certificate_names_another_node_is_neither_remembered_nor_hea
     end = pair.ends[1 if dialler_is_it else 0]
     assert (end.known, end.up, end.closed, len(end.complaints)) == ([], [], True, 1)
     assert "certificate" in end.complaints[0]
+    if dialler_is_it:
+        assert pair.ends[0].up == [], "it was told nothing from which it could take itself for connected"
 
 
 def test_connection_that_is_not_admitted_or_too_slow_is_closed_before_a_word() -> None:
