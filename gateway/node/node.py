@@ -156,6 +156,7 @@ class Node:
                 self.replica,
                 self._others,
                 self._since,
+                lambda: len(self.machine.ends),
             )
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Task[None] | None = None

@@ -85,7 +85,10 @@ async def three(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 def operation(rng: random.Random, sequence: int) -> dict[str, Any]:
     """Return a random operation on one of three rows."""
-    kind = rng.choice(("put", "put", "delete", "increment", "append", "get"))
+    kind = rng.choice(("put", "put", "delete", "increment", "append", "get", "transaction"))
+    if kind == "transaction":
+        writes = [{"op": "put", "table": "rows", "key": key, "value": sequence} for key in rng.sample("abc", 2)]
+        return {"sequence": sequence, "op": kind, "writes": writes}
     made: dict[str, Any] = {"sequence": sequence, "op": kind, "table": "rows", "key": rng.choice("abc")}
     if kind == "put":
         made["value"] = rng.choice((1, "x", [1], None))
@@ -129,6 +132,18 @@ async def test_right_node_is_ok_and_says_what_it_has_checked(one: Cluster) -> No
     values = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#"))
     assert float(values['oncegate_live_check_verdict{verdict="ok"}']) == 1
     assert float(values["oncegate_live_check_operations_total"]) == found["operations"]
+
+
+async def test_rows_that_end_by_themselves_raise_no_alarm(one: Cluster) -> None:
+    api, path = one.apis[0], "/v1/tables/rows/rows/k"
+    client_id = await api.session("s")
+    await api.operate(client_id, {**put(1, "k", 1), "ttl_ms": 1})
+    async with asyncio.timeout(20):
+        while (await api.call("GET", path))[0] != 404:
+            await asyncio.sleep(0.01)
+    await api.operate(client_id, {**put(2, "k", 2), "if": {"absent": True}})
+    found = await one.checked()
+    assert (found["verdict"], found["first_anomaly"], found["complete"]) == ("ok", "", False)
 
 
 async def test_several_nodes_raise_no_alarm_by_what_the_others_did(three: Cluster) -> None:

@@ -1,7 +1,7 @@
 """Right traffic of every kind raises no alarm, and one that is applied twice does: a node, its machine and its windows.
 
 Requests of sessions and under keys, single and many, with transactions of several rows, sent again at any time; answers
-come in any order. Which rows are sampled is chosen anew for each run.
+come in any order; rows end by themselves, also some of before. Which rows are sampled is chosen anew for each run.
 """
 
 from __future__ import annotations
@@ -9,38 +9,59 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 
 from oncegate.gateway.answers import Answer, answer
+from oncegate.gateway.live_check.checker import LiveChecker
 from oncegate.gateway.live_check.recorder import RowSample
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
-from tests.live_check.test_windows_model import checker
 
 KEYS = "abcd"
 SESSIONS = (1, 2)
 
 
+class Nobody:
+    """No other nodes."""
+
+    async def call(self, peer_id: str, payload: bytes, *, timeout_s: float) -> bytes:
+        raise AssertionError
+
+
 class Traffic:
     """Requests to one node that is its cluster; every answer is told in the end."""
 
-    def __init__(self, seed: int) -> None:
-        self.dice, self.machine, self.check = random.Random(seed), Machine(), checker()
-        share = self.dice.choice((1.0, 0.5))
-        self.check.recorder._choice = RowSample(share, seed)
-        opened = [c.OpenSession(f"n{one}", 600_000, 512) for one in SESSIONS]
+    def __init__(self, seed: int, *, ends: float = 0.0) -> None:
+        """``ends``: share of the puts whose rows end."""
+        self.dice, self.machine, self.ends = random.Random(seed), Machine(), ends
+        opened = [c.OpenSession(f"n{one}", 10**9, 512) for one in SESSIONS]
         self.index = 0
-        self.apply([c.DeclareTable("t", "resident", 1 << 20), *opened])
         self.sequence = dict.fromkeys(SESSIONS, 0)
+        self.apply([c.RaiseLevel(3), c.DeclareTable("t", "resident", 1 << 20), *opened])
+        if ends and self.dice.random() < 0.5:
+            for number, key in enumerate(KEYS, 1):
+                put = self._lasting(self._put(SequenceNumber(number)))
+                put = msgspec.structs.replace(put, key=key, test=int(c.Test.NONE), ttl_ms=put.ttl_ms + 9_000)
+                self.apply([c.operate(1, 1, SequenceNumber(1), [put])])
+            self.sequence[1] = len(KEYS)
+            self.ends = self.dice.choice((0.0, ends))
+        share = self.dice.choice((1.0, 0.5))
+        self.check = LiveChecker("n1", share, seed, 1_000, Nobody(), list, ending=lambda: len(self.machine.ends))
         self.keys = 0
         self.sent: list[c.AnyOperate] = []
         self.open: list[tuple[asyncio.Future[Answer], Answer]] = []
 
     def apply(self, commands: list[c.Command]) -> list[object]:
         self.index += 1
-        return self.machine.apply(self.index, 1, c.encode_entry(self.index, commands))
+        return self.machine.apply(self.index, 1, c.encode_entry(1_000 * self.index, commands))
+
+    def end_rows(self) -> None:
+        """Propose what is due, as a leader does."""
+        if rows := self.machine.ends.due(1_000 * self.index, c.END_MAX):
+            self.apply([c.EndRows(rows)])
 
     def _op(self, sequence: int) -> c.Op | c.Transaction:
         number = SequenceNumber(sequence)
@@ -54,10 +75,19 @@ class Traffic:
 
     def _write(self, number: SequenceNumber) -> c.Op:
         kind = self.dice.choice((c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.DELETE))
-        test = self.dice.choice((c.Test.NONE, c.Test.NONE, c.Test.ABSENT)) if kind == c.OpKind.PUT else c.Test.NONE
-        value = b"%d" % self.dice.randint(0, 9) if kind == c.OpKind.PUT else None
+        if kind == c.OpKind.PUT:
+            put = self._put(number)
+            return self._lasting(put) if self.dice.random() < self.ends else put
         by = self.dice.randint(1, 3) if kind == c.OpKind.INCREMENT else 0
-        return c.Op(number, int(kind), "t", self.dice.choice(KEYS), Fingerprint(number), value, by=by, test=int(test))
+        return c.Op(number, int(kind), "t", self.dice.choice(KEYS), Fingerprint(number), None, by=by)
+
+    def _put(self, number: SequenceNumber) -> c.Op:
+        test = self.dice.choice((c.Test.NONE, c.Test.NONE, c.Test.ABSENT))
+        value = b"%d" % self.dice.randint(0, 9)
+        return c.Op(number, int(c.OpKind.PUT), "t", self.dice.choice(KEYS), Fingerprint(number), value, test=int(test))
+
+    def _lasting(self, put: c.Op) -> c.Write:
+        return msgspec.structs.replace(c.as_write(put), ttl_ms=1_000 * self.dice.choice((1, 2, 20)))
 
     def ask(self) -> None:
         """Send a new request, or one of before again, as it was."""
@@ -78,6 +108,13 @@ class Traffic:
         (result,) = self.apply([command])
         self.open.append((future, answer(command, result, self.machine)))
 
+    def read(self) -> None:
+        recorder, key = self.check.recorder, self.dice.choice(KEYS)
+        if recorder.has("t", key):
+            floor, row = recorder.read_floor(linearizable=True), self.machine.tables["t"].rows.get(key)
+            seen = (0, None) if row is None else (row.version, row.value)
+            recorder.read("t", key, self.machine.commit, floor, *seen)
+
     async def tell(self) -> None:
         future, told = self.open.pop(self.dice.randrange(len(self.open)))
         future.set_result(told)
@@ -85,9 +122,12 @@ class Traffic:
 
     async def run(self, steps: int) -> None:
         for _ in range(steps):
-            what = self.dice.choice(("ask", "ask", "tell", "tell", "window"))
+            self.end_rows()
+            what = self.dice.choice(("ask", "ask", "tell", "tell", "read", "window"))
             if what == "ask":
                 self.ask()
+            elif what == "read":
+                self.read()
             elif what == "tell" and self.open:
                 await self.tell()
             elif what == "window":
@@ -97,9 +137,10 @@ class Traffic:
         await self.check.check_window()
 
 
+@pytest.mark.parametrize("ends", [0.0, 0.04, 0.3])
 @pytest.mark.parametrize("seed", range(40))
-async def test_right_traffic_raises_no_alarm_however_it_is_sent_again(seed: int) -> None:
-    traffic = Traffic(seed)
+async def test_right_traffic_raises_no_alarm_however_it_is_sent_again(seed: int, ends: float) -> None:
+    traffic = Traffic(seed, ends=ends)
     await traffic.run(120)
     assert traffic.check.first_anomaly == ""
     found = (await traffic.check.report()).cluster
@@ -111,7 +152,7 @@ async def test_right_traffic_raises_no_alarm_however_it_is_sent_again(seed: int)
 @pytest.mark.parametrize("writes", [1, 2, 3])
 async def test_a_transaction_that_is_executed_twice_is_an_alarm(writes: int) -> None:
     """The second time is that of another request, whose answer is told under the id of the first."""
-    traffic = Traffic(0)
+    traffic = Traffic(3)
     traffic.check.recorder._choice = RowSample(1.0, 0)
     await traffic.run(40)
     answers: list[Answer] = []
