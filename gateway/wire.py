@@ -667,7 +667,7 @@ class LiveCheck(msgspec.Struct):
 
     ``verdict`` is ``ok``, ``anomaly`` or ``unknown`` (nothing was checked); ``keys`` are those of the last window,
     ``dropped`` operations came beyond what a window takes. ``complete``: no operation on a sampled row can have passed
-    this node by.
+    this node by, and no row ends by itself.
     """
 
     node: str

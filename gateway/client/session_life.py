@@ -196,7 +196,7 @@ class SessionLife:
         held = [entry.sequence for entry in found.again]
         tracker = RequestTracker.resumed(window=head.window, highest=found.taken.highest_sequence, held=held)
         self._begin(opened, found.sent_at, tracker)
-        self.sender.highest_commit = found.commit
+        self.sender.highest_commit = max(self.sender.highest_commit, found.commit)
         self._again = found.again
 
     def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:

@@ -49,7 +49,7 @@ class LiveChecker:
         peers: the calls to other nodes.
         others: ids of the other members, now.
         since: the commit number above which a name is this table's, None for a table that is not there.
-        ending: how many rows there are, now, that will end by themselves.
+        ends: whether there has been a row, since the node started, that ends by itself.
 
     ``operations``, ``windows`` and ``anomalies`` count what was checked and found so far.
     """
@@ -63,9 +63,9 @@ class LiveChecker:
         peers: Caller,
         others: Callable[[], Iterable[str]],
         since: Callable[[str], int | None] = lambda _: 0,
-        ending: Callable[[], int] = lambda: 0,
+        ends: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._since, self._ending = since, ending
+        self._since, self._ends = since, ends
         self.recorder = WindowRecorder(RowSample(share, seed))
         self._node_id = node_id
         self._share = share
@@ -95,8 +95,7 @@ class LiveChecker:
     @property
     def complete(self) -> bool:
         """Whether all that was done to the sampled rows came through this node and was recorded."""
-        # Rows of before this process may end, too, and no operation says so.
-        self._alone = self._alone and not list(self._others()) and not self._ending()
+        self._alone = self._alone and not list(self._others()) and not self._ends()  # no operation says that a row ends
         return self._alone and not self.recorder.dropped and not self.recorder.moves
 
     def start(self) -> None:

@@ -164,13 +164,6 @@ def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
     ]
 
 
-def _writes_more(op: c.Op | c.Transaction) -> bool:
-    """Tell whether other rows than it names may be written, or its own once more: at their ends."""
-    return c.is_of_level_5(op) or any(
-        isinstance(write, c.Write) and (write.ttl_ms or write.bound) for write in c.writes_of([op])
-    )
-
-
 def _places(operations: Sequence[c.Op | c.Transaction]) -> list[str]:
     """Return for each write its place in its transaction; of an operation alone there is nothing to say."""
     return [
@@ -217,8 +210,7 @@ class WindowRecorder:
         seen: answered operations that are not checked yet.
         dropped: operations on sampled rows that were not recorded.
         unknown: rows with an operation of which nobody knows whether it was or will be applied.
-        moves: whether rows may have been written that no operation named: taken ones, numbered ones, and those that
-            have ended by themselves.
+        moves: whether rows may have been written that their operation did not name: taken ones, and numbered ones.
     """
 
     def __init__(self, choice: RowSample, operations_max: int = OPERATIONS_MAX) -> None:
@@ -253,7 +245,7 @@ class WindowRecorder:
         elif isinstance(command, c.AnyOperate):
             client_id = command.client_id if isinstance(command, c.OperateMixed) else int(KEYS_CLIENT)
             operations = c.operations_of(command)
-            self.moves = self.moves or any(map(_writes_more, operations))
+            self.moves = self.moves or any(map(c.is_of_level_5, operations))
             ops, spread = _each_write(operations), partial(_of_writes, operations)
             places = _places(operations)
         elif type(command) is c.Cascade:

@@ -49,13 +49,15 @@ class Life(NamedTuple):
 class RowEnds:
     """The rows that end; O(1) a change. Equal on equal replicas, but for the order of what :meth:`due` finds.
 
-    ``saved``: somebody saves the state and takes what has changed.
+    ``saved``: somebody saves the state and takes what has changed. ``used``: whether there has ever been one, in this
+    process.
     """
 
-    __slots__ = ("_buckets", "_changes", "_count", "_empty", "_order", "_owned", "_saved")
+    __slots__ = ("_buckets", "_changes", "_count", "_empty", "_order", "_owned", "_saved", "used")
 
     def __init__(self, *, saved: bool = False) -> None:
         self._saved = saved
+        self.used = False
         self._buckets: dict[int, dict[Place, None]] = {}
         self._order: list[int] = []  # heap of the buckets' numbers, each once
         self._empty = 0
@@ -96,6 +98,7 @@ class RowEnds:
 
     def put_back(self, place: Place, life: Life) -> None:
         """Add a row that a saved state has."""
+        self.used = True
         if life.ends_ms:
             number = life.ends_ms // BUCKET_MS
             bucket = self._buckets.get(number)

@@ -156,7 +156,7 @@ class Node:
                 self.replica,
                 self._others,
                 self._since,
-                lambda: len(self.machine.ends),
+                lambda: self.machine.ends.used,
             )
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Task[None] | None = None

@@ -415,6 +415,9 @@ class Line:
     # What is to be true
 
     def judge(self) -> None:
+        for task in self.asking:
+            if task.done() and not task.cancelled():
+                task.result()
         done: dict[Any, list[Any]] = {}
         for made in self.nodes.state.executed:
             done.setdefault(made.value, []).append(made)
@@ -446,16 +449,21 @@ def run(seed: int, monkeypatch: pytest.MonkeyPatch, test: Callable[[Nodes], Coro
         loop: Any = asyncio.get_running_loop()
         loop.set_default_executor(AtOnce(max_workers=1))
         loop.set_task_factory(_task)
+        failures: list[Any] = []
+        loop.set_exception_handler(lambda _, context: failures.append(context.get("exception") or context))
         await asyncio.sleep(1.0)
         await test(Nodes(seed))
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        wrong = [one for one in failures if isinstance(one, (AssertionError, AttributeError, TypeError))]
+        assert not wrong, wrong
 
     monkeypatch.setattr(durable_outbox, "ThreadPoolExecutor", lambda **_: RUNNING.get().disk)
     monkeypatch.setattr("tests.client.small_cluster.TURNS_MAX", 500_000)
     random.seed(seed)
     with asyncio.Runner(loop_factory=StillLoop) as runner:
         runner.run(whole())
-    gc.collect()  # what the killed ones leave has long chains: not while another test makes syntax trees
+    # What killed processes leave are chains so long that `ast.parse` fails ("recursion depth") if they end during it.
+    gc.collect()
 
 
 @pytest.mark.parametrize("renews", [False, True])

@@ -280,9 +280,7 @@ class Walk:
         """Ask what became of a write whose caller was not told."""
         ended = [one for one in self.writes if len(one.items) == 1 and one.row and one.future.done()]
         if doubtful := [one for one in ended if _id(one.future) is not None]:
-            task = self.loop.create_task(self._ask(self.dice.choice(doubtful)))
-            self.asked.add(task)
-            task.add_done_callback(self.asked.discard)
+            self.asked.add(self.loop.create_task(self._ask(self.dice.choice(doubtful))))
 
     async def _ask(self, one: Write) -> None:
         request = _id(one.future)

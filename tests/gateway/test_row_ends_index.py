@@ -53,6 +53,7 @@ def test_index_holds_what_a_dictionary_holds_and_finds_what_is_over(plan: list[t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_ends, "_EMPTY_KEPT", kept)
         ends, rows, changed = RowEnds(saved=True), dict[Place, Life](), dict[str, dict[str, Life | None]]()
+        used = False
         for what, first, second in plan:
             if what == "change":
                 ends.change(first, rows.get(first), second)
@@ -61,6 +62,7 @@ def test_index_holds_what_a_dictionary_holds_and_finds_what_is_over(plan: list[t
                     rows.pop(first, None)
                 else:
                     rows[first] = second
+                    used = True
             elif what == "due":
                 check_due(ends, rows, first, second)
             elif second:
@@ -69,6 +71,7 @@ def test_index_holds_what_a_dictionary_holds_and_finds_what_is_over(plan: list[t
             else:
                 assert ends.take_changes_of(first) == changed.pop(first, {})
             assert (len(ends), ends.places()) == (len(rows), set(rows))
+            assert ends.used is used
             assert set(ends.owners()) == {life.owner for life in rows.values() if life.owner}
             for owner in (0, 1, 2):
                 bound = sorted(place for place, life in rows.items() if owner and life.owner == owner)

@@ -49,7 +49,7 @@ class Traffic:
             self.sequence[1] = len(KEYS)
             self.ends = self.dice.choice((0.0, ends))
         share = self.dice.choice((1.0, 0.5))
-        self.check = LiveChecker("n1", share, seed, 1_000, Nobody(), list, ending=lambda: len(self.machine.ends))
+        self.check = LiveChecker("n1", share, seed, 1_000, Nobody(), list, ends=lambda: self.machine.ends.used)
         self.keys = 0
         self.sent: list[c.AnyOperate] = []
         self.open: list[tuple[asyncio.Future[Answer], Answer]] = []
