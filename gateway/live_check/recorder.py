@@ -40,8 +40,11 @@ _NAMES: Final = {kind.value: kind.name.lower() for kind in c.OpKind}
 _digest = xxhash.xxh3_64_intdigest
 
 
-Spread = Callable[[Any], list[wire.OperationResult]]
-"""Returns the verdicts of an answer, one for each operation that was noted."""
+Told = tuple[str, wire.OperationResult]
+"""A verdict, and the place in its transaction of the write that it is of: each has a commit number of its own, and the
+transaction's id stands for them all. Empty for an operation alone."""
+Spread = Callable[[Any], list[Told]]
+"""Returns what an answer tells, one for each operation that was noted."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -115,10 +118,7 @@ class RowSample:
 
 
 def of_result(op: c.Op, client_id: int, floor: int, result: wire.OperationResult, place: str = "") -> Seen | None:
-    """Return the record of an operation's answer; None where nothing certain is known of its effect.
-
-    ``place``: of a transaction's write, which has a commit number of its own; the transaction's id stands for them all.
-    """
+    """Return the record of an operation's answer; None where nothing certain is known of its effect."""
     commit = result.commit
     if result.status == "rejected" or not isinstance(commit, int):
         return None
@@ -141,18 +141,18 @@ def of_result(op: c.Op, client_id: int, floor: int, result: wire.OperationResult
     )
 
 
-def _written(ops: Sequence[c.Op], body: wire.CascadeWritten) -> list[wire.OperationResult]:
+def _written(ops: Sequence[c.Op], body: wire.CascadeWritten) -> list[Told]:
     """Return the verdicts of a cascade's writes: of an increment, and of what nobody remembers, nothing is known."""
     return [
-        wire.OperationResult(commit, "rejected", outcome=Outcome.UNKNOWN.value)
+        ("", wire.OperationResult(commit, "rejected", outcome=Outcome.UNKNOWN.value))
         if not body.commit or op.kind == c.OpKind.INCREMENT
-        else wire.OperationResult(commit, "applied", commit, commit, replayed=body.replayed)
+        else ("", wire.OperationResult(commit, "applied", commit, commit, replayed=body.replayed))
         for commit, op in enumerate(ops, body.commit - len(ops) + 1)
     ]
 
 
-def _as_they_are(body: wire.OperationsResponse) -> list[wire.OperationResult]:
-    return body.results
+def _as_they_are(body: wire.OperationsResponse) -> list[Told]:
+    return [("", one) for one in body.results]
 
 
 def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
@@ -164,26 +164,22 @@ def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
     ]
 
 
-def _places(operations: Sequence[c.Op | c.Transaction]) -> list[str]:
-    """Return for each write its place in its transaction; of an operation alone there is nothing to say."""
-    return [
-        "" if isinstance(op, c.Op) else f" writes[{at}]" for op in operations for at, _ in enumerate(c.writes_of([op]))
-    ]
-
-
-def _of_writes(operations: Sequence[c.Op | c.Transaction], body: wire.OperationsResponse) -> list[wire.OperationResult]:
+def _of_writes(operations: Sequence[c.Op | c.Transaction], body: wire.OperationsResponse) -> list[Told]:
     """Return a verdict for each write; of a refused transaction's, which have no place in the order, none is kept."""
-    results: list[wire.OperationResult] = []
+    told: list[Told] = []
     for op, one in zip(operations, body.results, strict=True):
         if isinstance(op, c.Op):
-            results.append(one)
+            told.append(("", one))
         elif one.status == "applied" and one.writes:
-            made = [(write.commit, write.version, write.value) for write in one.writes]
-            results += [wire.OperationResult(one.sequence, one.status, *each, replayed=one.replayed) for each in made]
+            for at, write in enumerate(one.writes):
+                made = write.commit, write.version, write.value
+                told.append(
+                    (f" writes[{at}]", wire.OperationResult(one.sequence, one.status, *made, replayed=one.replayed))
+                )
         else:
             outcome = one.outcome if one.status == "rejected" else Outcome.NOT_APPLIED.value
-            results += [wire.OperationResult(one.sequence, "rejected", outcome=outcome) for _ in op.writes]
-    return results
+            told += [("", wire.OperationResult(one.sequence, "rejected", outcome=outcome)) for _ in op.writes]
+    return told
 
 
 def of_read(table: str, key: str, commit: int, floor: int, version: int, value: bytes | None) -> Seen:
@@ -237,7 +233,6 @@ class WindowRecorder:
     def watch(self, command: c.Command, future: asyncio.Future[Answer]) -> None:
         """Note a command that was just submitted, if it has operations on sampled rows."""
         spread: Spread = _as_they_are
-        places: Sequence[str] = ()
         if type(command) is c.Operate:
             ops, client_id = command.ops, command.client_id
         elif type(command) is c.Keyed:
@@ -247,7 +242,6 @@ class WindowRecorder:
             operations = c.operations_of(command)
             self.moves = self.moves or any(map(c.is_of_level_5, operations))
             ops, spread = _each_write(operations), partial(_of_writes, operations)
-            places = _places(operations)
         elif type(command) is c.Cascade:
             ops, client_id = command.ops, NO_SESSION
             spread = partial(_written, ops)
@@ -255,16 +249,10 @@ class WindowRecorder:
             return
         chosen = self._choice.of(ops)
         if chosen:
-            self._watch(ops, chosen, client_id, spread, places, future)
+            self._watch(ops, chosen, client_id, spread, future)
 
     def _watch(
-        self,
-        ops: list[c.Op],
-        chosen: list[int],
-        client_id: int,
-        spread: Spread,
-        places: Sequence[str],
-        future: asyncio.Future[Answer],
+        self, ops: list[c.Op], chosen: list[int], client_id: int, spread: Spread, future: asyncio.Future[Answer]
     ) -> None:
         if self._pending_operations + len(self.seen) + len(chosen) > self._operations_max:
             self.dropped += len(chosen)
@@ -272,7 +260,7 @@ class WindowRecorder:
         self._number += 1
         self._pending[self._number] = self._floor
         self._pending_operations += len(chosen)
-        future.add_done_callback(partial(self._answered, ops, chosen, client_id, spread, places, self._number))
+        future.add_done_callback(partial(self._answered, ops, chosen, client_id, spread, self._number))
 
     def _answered(
         self,
@@ -280,7 +268,6 @@ class WindowRecorder:
         chosen: list[int],
         client_id: int,
         spread: Spread,
-        places: Sequence[str],
         number: int,
         done: asyncio.Future[Answer],
     ) -> None:
@@ -291,10 +278,10 @@ class WindowRecorder:
             if not isinstance(fault, OncegateError) or fault.outcome is not Outcome.NOT_APPLIED:
                 self._doubt(ops[at] for at in chosen)
             return
-        results = spread(done.result().body)
+        told = spread(done.result().body)
         for at in chosen:
-            op, result = ops[at], results[at]
-            seen = of_result(op, client_id, floor, result, places[at] if places else "")
+            op, (place, result) = ops[at], told[at]
+            seen = of_result(op, client_id, floor, result, place)
             if seen is not None:
                 self.seen.append(seen)
                 self._floor = max(self._floor, seen.commit)
