@@ -426,8 +426,7 @@ class Sender:
         """Return a fate that is known here, and note that the application is told; None if it is not known."""
         fate = self.doubts.told(request)
         if fate is not None:
-            self.saw(fate)
-            self._after_telling(request)
+            self._after_telling(request, fate)
         return fate
 
     def resolved(self, request: RequestId, fate: Resolution) -> Resolution:
@@ -436,14 +435,13 @@ class Sender:
         One of a session before this one is none of this one's: the same number is another write's here.
         """
         self.doubts.learned(request, fate, told=True)
-        self.saw(fate)
-        self._after_telling(request)
+        self._after_telling(request, fate)
         return self.doubts.fates.find(request) or fate
 
-    def saw(self, fate: Resolution) -> None:
-        """Have the session's reads reflect a write that the application is told of."""
-        if fate.result is not None:
-            self.highest_commit = max(self.highest_commit, fate.result.commit)
+    def saw(self, commit: int) -> None:
+        """Have the session's reads reflect the state at a commit number, of which the application is told something."""
+        if commit > self.highest_commit:
+            self.highest_commit = commit
 
     def missed(self, result: WriteResult) -> None:
         """Keep a result whose caller did not take it, although its number counts as received."""
@@ -469,7 +467,9 @@ class Sender:
         if request.client_id == self.client_id:
             self.tracker.settle(request.sequence)
 
-    def _after_telling(self, request: RequestId) -> None:
+    def _after_telling(self, request: RequestId, fate: Resolution) -> None:
+        if fate.result is not None:
+            self.saw(fate.result.commit)
         if self._outbox is not None:
             self._outbox.drop(request)
         self._learned()

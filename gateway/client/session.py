@@ -680,7 +680,7 @@ class Session:
         seen = self._sender.highest_commit
         row, commit = await self._connection.look(table, key, consistency, seen, timeout_s, held)
         # NOT_FOUND also raises the read floor: a node that still has the row must not answer the next read.
-        self._sender.highest_commit = max(self._sender.highest_commit, commit)
+        self._sender.saw(commit)
         return row
 
     async def _keyed(
@@ -692,7 +692,7 @@ class Session:
             raise bad("a write under an idempotency key has no place in the order of a session: leave out one of them")
         send = keyed_writes.send_one if single else keyed_writes.send
         result = await send(self._connection, one, key, timeout_s)
-        self._sender.highest_commit = max(self._sender.highest_commit, result.commit)
+        self._sender.saw(result.commit)
         return result
 
     async def _write(self, pending: Pending, position: Value) -> WriteResult[Any]:

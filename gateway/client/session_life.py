@@ -165,7 +165,8 @@ class SessionLife:
         """Answer questions about writes of an earlier process too."""
         for one in recovered:
             self.sender.doubts.fates.remember(one.entry.request_id, one.fate)
-            self.sender.saw(one.fate)
+            if one.result is not None:
+                self.sender.saw(one.result.commit)
 
     async def _ask_to_open(self) -> tuple[SessionOpened, float]:
         """Open a session; repeated calls open the same one. Returns also when the request was sent."""
@@ -196,7 +197,7 @@ class SessionLife:
         held = [entry.sequence for entry in found.again]
         tracker = RequestTracker.resumed(window=head.window, highest=found.taken.highest_sequence, held=held)
         self._begin(opened, found.sent_at, tracker)
-        self.sender.highest_commit = max(self.sender.highest_commit, found.commit)
+        self.sender.saw(found.commit)
         self._again = found.again
 
     def _begin(self, opened: SessionOpened, sent_at: float, tracker: RequestTracker | None) -> None:
