@@ -1,8 +1,8 @@
 """Copies of a node that is described by a few lists: what is fetched, kept and given back, whatever fails on the way.
 
-The node here has the parts that a copy is made with, and each may fail, be cancelled, or seal and drop batches
-meanwhile. After each step: no file is kept back and no snapshot is open but for the copies that are read, each of those
-is forgotten by one timer, and what cannot be made takes no place.
+The node here has the parts that a copy is made with, and each may fail, or seal and drop batches meanwhile; whoever
+asked may be gone before the state is saved. After each step: no file is kept back and no snapshot is open but for the
+copies that are read, each of those is forgotten by one timer, and what cannot be made takes no place.
 """
 
 from __future__ import annotations
@@ -202,8 +202,6 @@ async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(
             copies.timers.append(timer)  # as a handle that has run, it can still be cancelled
             await asyncio.gather(*copies._discarding)
         node.fail_in = None
-        for _ in range(3):
-            await asyncio.sleep(0.001)
         assert node.keepers == 0
         assert len(node.open) == len(held)
         assert sorted(timer.copy_id for timer in copies.timers) == sorted(held)

@@ -18,6 +18,7 @@ from oncegate.consensus.errors import PeerUnavailable
 from oncegate.gateway.node import segment_fetch
 from oncegate.gateway.node.segment_fetch import CONCURRENT_MAX, SegmentFetcher
 from oncegate.rifl.errors import Code, OncegateError
+from tests.at_once import AtOnce
 
 FLOWS = ("f", "g")
 BATCHES = 12
@@ -245,6 +246,7 @@ async def test_newest_batches_are_asked_for_first_and_each_peer_in_its_turn(
 
 @pytest.mark.parametrize("steps", range(4))
 async def test_a_look_for_missing_batches_replaces_the_one_before_and_ends_with_its_node(steps: int) -> None:
+    asyncio.get_running_loop().set_default_executor(AtOnce(max_workers=1))
     cluster = Whole(1)
     scans = []
     for _ in range(3):
@@ -257,8 +259,9 @@ async def test_a_look_for_missing_batches_replaces_the_one_before_and_ends_with_
     for scan in scans:
         assert scan is not None
         assert scan.cancelled() or (scan is scans[-1] and scan.done())
-    await asyncio.sleep(0.01)
-    assert not cluster.listed - looked - Counter(FLOWS), "what was under way in a thread, and nothing after it"
+    for _ in range(2 * len(FLOWS)):
+        await asyncio.sleep(0)
+    assert cluster.listed == looked, "nobody looks any more"
 
 
 class Sealing(Whole):

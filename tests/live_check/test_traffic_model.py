@@ -19,16 +19,10 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
+from tests.live_check.test_windows_model import Nobody
 
 KEYS = "abcd"
 SESSIONS = (1, 2)
-
-
-class Nobody:
-    """No other nodes."""
-
-    async def call(self, peer_id: str, payload: bytes, *, timeout_s: float) -> bytes:
-        raise AssertionError
 
 
 class Traffic:

@@ -31,7 +31,7 @@ PUT = {"op": "put", "table": "t", "key": "r/1", "value": 1}
 TAKE = {"op": "take", "table": "t", "key": "r/", "to": "x/", "count": 1, "bound": True}
 
 
-class _Nobody:
+class Nobody:
     """No other nodes."""
 
     async def call(self, peer_id: str, payload: bytes, *, timeout_s: float) -> bytes:
@@ -39,7 +39,7 @@ class _Nobody:
 
 
 def checker(others: Sequence[str] = ()) -> LiveChecker:
-    return LiveChecker("n1", 1.0, 7, 1_000, _Nobody(), lambda: others)
+    return LiveChecker("n1", 1.0, 7, 1_000, Nobody(), lambda: others)
 
 
 class Traffic:

@@ -87,35 +87,6 @@ def test_archive_that_lacks_a_file_is_never_told_as_whole(node: FakeNode, tmp_pa
     assert refused.value.code is StoreCode.BAD_BATCH
 
 
-@pytest.mark.parametrize(
-    ("other", "code"),
-    [
-        ({}, None),
-        ({"cluster": "d"}, StoreCode.BAD_BATCH),
-        ({"flow": "g"}, StoreCode.BAD_BATCH),
-        ({"first_batch": 4}, StoreCode.BAD_BATCH),
-        ({"last_batch": 5}, StoreCode.BAD_BATCH),
-        ({"items": [1]}, StoreCode.BAD_BATCH),
-        ({"items": [1, 1, 1]}, StoreCode.BAD_BATCH),
-        ({"version": VERSION + 1}, StoreCode.STORE_MISMATCH),
-    ],
-)
-def test_entry_under_the_name_of_another_file_is_never_read_as_that_one(
-    tmp_path: Path, other: dict[str, object], code: StoreCode | None
-) -> None:
-    """Moved or copied there by hand, from another flow or cluster too."""
-    _archive(tmp_path, [(1, 2), (3, 4)])
-    path = tmp_path / "c" / "f" / "manifest" / f"{3:016d}-{4:016d}.json"
-    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | other))
-    archive = FlowArchive(f"file://{tmp_path}", "c", "f")
-    if code is None:
-        assert [one.last_batch for one in archive.entries()] == [2, 4]
-        return
-    with pytest.raises(StoreError) as refused:
-        archive.entry(3)
-    assert refused.value.code is code
-
-
 spans = st.tuples(st.integers(0, 6), st.integers(1, 8), st.integers(0, 8))
 
 

@@ -129,19 +129,22 @@ def _tells_of_its_file(entry: ArchivedFile, batches: list[pa.RecordBatch]) -> No
     assert entry.last_commits == [batch.column("commit")[-1].as_py() for batch in batches]
 
 
-WRONG: dict[str, tuple[dict[str, Any], StoreCode]] = {
+ANOTHER: dict[str, tuple[dict[str, Any], StoreCode]] = {
     "cluster": ({"cluster": OTHER}, StoreCode.BAD_BATCH),
     "flow": ({"flow": "g"}, StoreCode.BAD_BATCH),
     "first": ({"first_batch": 2}, StoreCode.BAD_BATCH),
     "last": ({"last_batch": 3}, StoreCode.BAD_BATCH),
     "too few": ({"items": [2]}, StoreCode.BAD_BATCH),
     "too many": ({"items": [2, 1, 1]}, StoreCode.BAD_BATCH),
+    "later": ({"version": VERSION + 1}, StoreCode.STORE_MISMATCH),
+    "earlier": ({"version": VERSION - 1}, StoreCode.STORE_MISMATCH),
+}
+"""What an entry says that is another file's, moved or copied there by hand, or of another version: it is not read."""
+WRONG = ANOTHER | {
     "items": ({"items": [2, 2]}, StoreCode.BAD_BATCH),
     "commits": ({"last_commits": [2, 4]}, StoreCode.BAD_BATCH),
     "size": ({"size_bytes": 1}, StoreCode.BAD_BATCH),
     "sum": ({"sha256": "0" * 64}, StoreCode.BAD_BATCH),
-    "later": ({"version": VERSION + 1}, StoreCode.STORE_MISMATCH),
-    "earlier": ({"version": VERSION - 1}, StoreCode.STORE_MISMATCH),
 }
 
 
@@ -149,10 +152,16 @@ WRONG: dict[str, tuple[dict[str, Any], StoreCode]] = {
 def test_no_batch_is_given_of_a_file_that_is_not_what_its_entry_says(what: str, tmp_path: Path) -> None:
     batches = [FlowBatch.of(("a", 1), ("b", 2)).items, FlowBatch.of(("c", 3), first_commit=3).items]
     entry = FlowArchive(f"file://{tmp_path}", CLUSTER, "f").append(1, batches)
-    assert FlowArchive(f"file://{tmp_path}", CLUSTER, "f").batch(2).equals(batches[1])
+    whole = FlowArchive(f"file://{tmp_path}", CLUSTER, "f")
+    assert whole.batch(2).equals(batches[1])
+    assert [one.last_batch for one in whole.entries()] == [2]
     changes, code = WRONG[what]
     (place,) = (tmp_path / CLUSTER / "f" / "manifest").iterdir()
     place.write_bytes(msgspec.json.encode(msgspec.structs.replace(entry, **changes)))
     with pytest.raises(StoreError) as refused:
         FlowArchive(f"file://{tmp_path}", CLUSTER, "f").batch(2)
     assert refused.value.code is code
+    if what in ANOTHER:
+        with pytest.raises(StoreError) as refused:
+            FlowArchive(f"file://{tmp_path}", CLUSTER, "f").entry(1)
+        assert refused.value.code is code
