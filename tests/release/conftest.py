@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -80,23 +82,43 @@ class Environment(NamedTuple):
 
 
 def environment(uv: Path, path: Path, *requirements: str | Path) -> Environment:
-    """Install requirements, as options of ``uv pip install``, into a new environment, and see that they fit."""
+    """Install requirements, as options of ``uv pip install``, into a new environment, and see that they fit.
+
+    They are pinned, so what was fetched before is what would be fetched. It is asked for first: where an index says of
+    no file how long it stays the same, uv fetches and builds a source distribution (pyspark: 1.8 GB) anew each time,
+    and keeps every one.
+    """
     run(uv, "venv", "--quiet", "--python", sys.executable, path, cwd=path.parent)
     made = Environment(path)
-    run(uv, "pip", "install", "--quiet", "--python", path / "bin/python", *requirements, cwd=path.parent)
+    install = (uv, "pip", "install", "--quiet", "--python", path / "bin/python", *requirements)
+    if subprocess.run([*map(str, install), "--offline"], cwd=path.parent, capture_output=True, check=False).returncode:
+        run(*install, cwd=path.parent)
     run(uv, "pip", "check", "--quiet", "--python", path / "bin/python", cwd=path.parent)
     return made
+
+
+def requires(name: str) -> str:
+    """Return what an installed distribution says of itself, as settings of uv."""
+    found = importlib.metadata.metadata(name)
+    told = {"name": name, "version": found["Version"]}
+    lists = {"requires-dist": found.get_all("Requires-Dist", []), "provides-extra": found.get_all("Provides-Extra", [])}
+    return "\n".join(
+        ["[[dependency-metadata]]", *(f"{key} = {json.dumps(value)}" for key, value in (told | lists).items())]
+    )
 
 
 def lowest(uv: Path, path: Path, wheel: Path, *extras: str, also: tuple[str, ...] = ()) -> Environment:
     """Install a wheel with the lowest versions that its extras allow; ``also`` in the versions of the lock.
 
-    The bounds are read from pyproject.toml: of a wheel only the wheel itself is a direct requirement.
+    The bounds are read from pyproject.toml: of a wheel only the wheel itself is a direct requirement. What pyspark
+    requires is told, or its source distribution would be fetched and built to be asked.
     """
-    pins = path.with_suffix(".txt")
+    pins, told = path.with_suffix(".txt"), path.with_suffix(".toml")
+    told.write_text(requires("pyspark"))
     named = [word for extra in extras for word in ("--extra", extra)]
     compile_ = (uv, "pip", "compile", "--quiet", "--no-header", "--python", sys.executable)
-    run(*compile_, "--resolution", "lowest-direct", *named, ROOT / "pyproject.toml", "-o", pins, cwd=path.parent)
+    wanted = ("--resolution", "lowest-direct", "--config-file", told, *named, ROOT / "pyproject.toml")
+    run(*compile_, *wanted, "-o", pins, cwd=path.parent)
     made = environment(uv, path, "--requirement", pins)
     install = (uv, "pip", "install", "--quiet", "--python", path / "bin/python")
     run(*install, "--no-deps", wheel, cwd=path.parent)
