@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -71,6 +74,23 @@ OF_THEIR_OWN = (
 OF_THE_JVM = ("spark", "cassandra", "packaging")
 """Slow tests that want the processor; the others mostly wait, for elections and leases."""
 WAITING = ("faults", "browser")
+
+
+SPARK_DIRS = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have each JVM write below one folder: one that is killed removes nothing."""
+    if not hasattr(config, "workerinput") and "SPARK_LOCAL_DIRS" not in os.environ:
+        config.stash[SPARK_DIRS] = Path(tempfile.mkdtemp(prefix="oncegate-spark-"))
+        os.environ["SPARK_LOCAL_DIRS"] = str(config.stash[SPARK_DIRS])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what they left."""
+    if SPARK_DIRS in config.stash:
+        del os.environ["SPARK_LOCAL_DIRS"]
+        shutil.rmtree(config.stash[SPARK_DIRS], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
