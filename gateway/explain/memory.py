@@ -193,8 +193,8 @@ class VerdictLog:
         """Return the rows that a command without operations has ended; None if that is not remembered."""
         if self._index[index % self._entries_max] != index:
             return None
-        found: list[Ended] = self._spoken.get(index, {}).get(command, [])
-        return found
+        told = self._spoken.get(index, {}).get(command, ())
+        return [one for one in told if type(one) is Ended]  # a refused one has ended none
 
     def has_ended(self, index: int, table: str, key: str) -> bool:
         """Tell whether an entry is remembered to have ended a row."""
