@@ -9,7 +9,8 @@ notes the offsets of a micro-batch in the checkpoint before it runs, and runs it
 crash; so the same rows come again under the same stamp, and those of a later micro-batch have a larger one. A new
 checkpoint counts from zero: its rows would lose to older ones in silence. So a generation is bound to the first
 checkpoint that writes in it (Spark keeps the query's id there), and any other is refused. A rebuild begins a new
-generation, whose floor is above all that the table holds.
+generation, whose floor is above all that the table holds, and above all micro-batches of the one before: a row that one
+of them deleted is not seen any more, and its deletion would win over the rebuild's row.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ GENERATIONS: Final = StoreTable(
     clustering=(Clustering("generation"),),
 )
 """One row a generation; ``query`` is the id of the query that it is bound to, empty: none yet."""
+MICRO_BATCHES_MAX: Final = 2**32
+"""Of a generation: ten a second for thirteen years. The floor of the next one is so far above."""
 _BEGUN, _BOUND = 1, 2
 """Write timestamps of the two states of a row."""
 
@@ -80,6 +83,8 @@ def generation_of(store: ClaimedStore, tables: Iterable[StoreTable], job: str, r
             StoreCode.CURSOR_MISMATCH, f"rebuild {rebuild} of {job} was followed by another: name a new one"
         )
     stamps = [int(np.asarray(part.column(WRITE_TS)).max()) for table in tables for part in store.scan(table) if part]
+    if newest is not None:
+        stamps.append(newest.floor + MICRO_BATCHES_MAX)  # no scan shows the stamps of deletions
     begun = Generation(job, 1 if newest is None else newest.generation + 1, rebuild, max(stamps, default=0) + 1)
     _write(store, begun, _BEGUN)
     return begun
