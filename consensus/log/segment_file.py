@@ -52,22 +52,27 @@ def make_segment(storage: Storage, header: SegmentHeader) -> Segment:
     temporary = name + TEMPORARY_SUFFIX
     try:
         file = storage.create(temporary, header.size)
-        for offset in range(0, header.size, _PREWRITE_BYTES):
-            # In pieces, each flushed: the batches of the segment in use queue behind one piece at most.
-            piece = min(_PREWRITE_BYTES, header.size - offset)
-            if piece % BLOCK_BYTES:
-                file.write([bytes(piece)], offset)
-            else:
-                file.write_blocks(_ZEROS[:piece], offset)
+        try:
+            for offset in range(0, header.size, _PREWRITE_BYTES):
+                # In pieces, each flushed: the batches of the segment in use queue behind one piece at most.
+                piece = min(_PREWRITE_BYTES, header.size - offset)
+                if piece % BLOCK_BYTES:
+                    file.write([bytes(piece)], offset)
+                else:
+                    file.write_blocks(_ZEROS[:piece], offset)
+                file.sync()
+            file.write([encode_header(header)], 0)
             file.sync()
-        file.write([encode_header(header)], 0)
-        file.sync()
+            storage.rename(temporary, name)
+            storage.sync_directory()
+        except OSError:
+            # It is tried again every second: one file left open at each try would end the process.
+            file.close()
+            raise
     except OSError:
         with suppress(OSError):
             storage.remove(temporary)
         raise
-    storage.rename(temporary, name)
-    storage.sync_directory()
     return Segment(header, file)
 
 
