@@ -132,6 +132,7 @@ def with_surplus_segments() -> Counted:
     newest = max(int(name[8:24]) for name in disk.names() if name.startswith("journal-"))
     base = newest * SEGMENT_BYTES
     make_segment(disk, SegmentHeader(newest + 1, base, SEGMENT_BYTES, 7)).file.close()
+    disk.remove(RESERVE_FILE)
     return disk
 
 

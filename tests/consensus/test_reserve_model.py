@@ -130,3 +130,13 @@ def test_what_is_left_of_a_segment_is_no_room_for_small_files() -> None:
     recover_reserve(disk)
     assert RESERVE_FILE not in disk.names()
     assert SEGMENT + TEMPORARY_SUFFIX in disk.names()
+
+
+def test_first_file_of_its_name_leaves_the_room_to_the_next_vote() -> None:
+    disk = prepared()
+    disk.on_call = lambda call, name: disk.fill()
+    with pytest.raises(OSError, match="full"):
+        write_small(disk, "known-peers", MAGIC, b"first")
+    assert RESERVE_FILE in disk.names()
+    write_small(disk, "ballot", MAGIC, b"second")
+    assert content(disk, "ballot") == b"second"
