@@ -8,6 +8,7 @@ large or does not read is closed, and nobody else is.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -68,6 +69,7 @@ class End:
         self.admits = True
         self.heard: list[tuple[str, Message]] = []
         self.complaints: list[str] = []
+        self.said: list[tuple[str, str]] = []
         self.known: list[tuple[str, Stamp]] = []
         self.up: list[str] = []
         self.gone: list[Connection] = []
@@ -122,6 +124,12 @@ class End:
     def established(self, connection: Connection, peer_id: str) -> None:
         assert connection.peer_id == peer_id
         self.up.append(peer_id)
+
+    def refuses(self, connection: Connection, reason: str) -> None:
+        self.said.append(("refuses", reason))
+
+    def refused(self, connection: Connection) -> None:
+        self.said.append(("refused", connection.refusal or ""))
 
     def complain(self, connection: Connection, error: Exception) -> None:
         self.complaints.append(str(error))
@@ -257,3 +265,24 @@ def test_connection_that_is_lost_during_its_handshake_takes_its_timer_along() ->
     end.connection.connection_lost(None)
     assert end.gone == [end.connection]
     assert all(timer.cancelled for _, _, timer in end.timers)
+
+
+@pytest.mark.parametrize("reason", ["wiped", "cloned", "unknown"])
+@pytest.mark.parametrize("refuser", [0, 1])
+def test_peer_that_is_not_wanted_is_told_why_and_both_ends_close_with_nothing_remembered(
+    refuser: int, reason: str
+) -> None:
+    pair = Pair(random.Random(1), True, None, "n2")
+    given = pair.ends[refuser].connection._side
+    assert given is not None
+    own = vars(given)["_credentials"]
+    changed = {"peer_ids": ()} if reason == "unknown" else {"judge": lambda peer_id, stamp: reason}
+    vars(given)["_credentials"] = replace(own, **changed)
+    pair.open()
+    one, other = pair.ends[refuser], pair.ends[1 - refuser]
+    assert one.said == [("refuses", reason)]
+    assert other.said == [("refused", reason)]
+    for end in pair.ends:
+        assert (end.known, end.up, end.heard, end.complaints, end.closed) == ([], [], [], [], True)
+        assert end.connection.peer_id is None
+        assert not end.connection.write_frame(framed(100)[1], 500)

@@ -5,6 +5,7 @@ Connections come, are replaced, lost and heard of late; members and secrets chan
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.messages import CallRequest, Refusal
 from oncegate.consensus.net.handshake import Stamp
+from oncegate.consensus.net.strangers import Strangers
 from oncegate.consensus.net.transport import PeerTransport
 from oncegate.consensus.net.wire import Frame
 
@@ -203,3 +205,127 @@ async def test_a_peer_has_the_newest_connection_that_proved_itself_and_no_other_
     for _ in range(500):
         walk.step()
     assert walk.up > 30
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_who_has_proved_nothing_has_one_place_and_those_of_members_addresses_go_last(seed: int) -> None:
+    walk = Walk(seed)
+    dice, transport = walk.dice, walk.transport
+    transport._strangers = Strangers(4, 3)
+    held: dict[Any, str] = {}
+    reached: dict[str, str] = {}
+    ended, losers = list[Any](), 0
+    for _ in range(500):
+        walk.heard.clear()
+        what = dice.choice(("come", "come", "come", "step", "establish", "lose", "refuse", "members"))
+        if what == "come":
+            host = f"10.0.0.{dice.randrange(6)}"
+            before = dict(held)
+            connection = transport._came_in(host)
+            left = [one for one in before if one not in transport._strangers._held]
+            assert len(left) <= 1
+            wanted = {*reached.values(), *(member.host for member in transport._members.values())}
+            for loser in left:
+                losers += 1
+                of_address = [one for one, at in before.items() if at == host]
+                rivals = of_address if len(of_address) >= 3 else list(before)
+                assert loser in rivals
+                assert before[loser] not in wanted or all(before[one] in wanted for one in rivals)
+                del held[loser]
+            if not left:
+                assert len(before) < 4
+            held[connection] = host
+        elif what == "members":
+            names = dice.sample(NAMES, 2)
+            gone = transport._members.keys() - set(names)
+            transport.set_members({name: RaftMember(f"10.0.0.{dice.randrange(6)}", 1) for name in names})
+            reached = {name: host for name, host in reached.items() if name not in gone}
+        elif held:
+            one = dice.choice(list(held))
+            if what == "step":
+                transport.stepped(one)
+                held[one] = held.pop(one)
+            else:
+                host = held.pop(one)
+                if what == "establish" and transport._members:
+                    name = dice.choice(list(transport._members))
+                    transport.established(one, name)
+                    reached[name] = host
+                elif what == "refuse":
+                    transport.refused(one)
+                transport.lost(one)
+                ended.append(one)
+        assert dict(transport._strangers._held) == held
+        assert transport._hosts == reached
+        for one in ended:
+            transport.stepped(one)  # what comes late takes no place
+    assert losers > 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_refusals_are_told_once_each_until_the_peer_is_accepted_or_goes(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="oncegate.consensus.net.transport")
+    walk = Walk(seed)
+    dice, transport = walk.dice, walk.transport
+    ours, theirs = set[tuple[str, str]](), set[tuple[str, str, bool]]()
+    told = 0
+    for _ in range(300):
+        caplog.clear()
+        name, reason = dice.choice((*NAMES, "n9")), dice.choice(("unknown", "wiped", "cloned"))
+        connection: Any = Connection(name, None, 1, dialled=dice.random() < 0.5, refusal=reason)  # type: ignore[arg-type]
+        what = dice.choice(("refuses", "refuses", "refused", "refused", "refused", "remember", "members"))
+        if what == "refuses":
+            transport.refuses(connection, reason)  # type: ignore[arg-type]
+            new = (name, reason) not in ours
+            ours.add((name, reason))
+        elif what == "refused":
+            transport.refused(connection)
+            said = name, reason, connection.dialled
+            new = said not in theirs and name in transport._members
+            if name in transport._members:
+                theirs.add(said)
+        elif what == "remember":
+            new = False
+            transport.remember(name, Stamp("u", 1, ()))
+            if name in transport._members:
+                ours = {one for one in ours if one[0] != name}
+                theirs = {one for one in theirs if one[0] != name}
+        else:
+            new = False
+            names = dice.sample(NAMES, 2)
+            gone = transport._members.keys() - set(names)
+            transport.set_members({one: RaftMember("10.0.0.1", 1) for one in names})
+            theirs = {one for one in theirs if one[0] not in gone}
+        lines = [record for record in caplog.records if "refuse" in record.message]
+        assert len(lines) == new
+        told += new
+        if new:
+            level = logging.INFO if reason == "unknown" else logging.ERROR
+            if what == "refused" and not connection.dialled:
+                level = logging.WARNING
+            assert lines[0].levelno == level
+            assert name in lines[0].message
+    assert told > 10
+
+
+async def test_secrets_stay_as_they_are_if_the_certificates_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(0)
+    transport, before = walk.transport, walk.transport._credentials
+    open_one: Any = Connection("n2", SECRETS[0], 1)
+    transport.set_members({"n2": RaftMember("10.0.0.1", 1)})
+    transport.established(open_one, "n2")
+    contexts: Any = object()
+    transport._tls = contexts
+
+    def unreadable(tls: Any) -> None:
+        raise OSError("no such file")
+
+    monkeypatch.setattr("oncegate.consensus.net.transport.tls_contexts", unreadable)
+    for secrets in (SECRETS[1:2], ()):
+        with pytest.raises((OSError, ValueError)):
+            transport.renew(secrets)
+        assert transport._credentials is before
+        assert transport._tls is contexts
+        assert not open_one.ended
