@@ -8,6 +8,7 @@ system call in some fails; each call of an opening fails once; and a real direct
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -231,23 +232,28 @@ def test_what_the_kernel_takes_in_pieces_lies_where_it_belongs_and_a_closed_file
     whole, wholev = os.pwrite, os.pwritev
 
     def piece(fd: int, data: Any, offset: int) -> int:
-        return whole(fd, bytes(data)[:BLOCK_BYTES] if len(data) > BLOCK_BYTES else data, offset)
+        return whole(fd, memoryview(data)[:BLOCK_BYTES], offset)
 
     def piecev(fd: int, buffers: Any, offset: int) -> int:
         return wholev(fd, [b"".join(buffers)[:700]], offset)
 
     with no_descriptor_more():
         segment = make_segment(storage, SegmentHeader(1, 0, 16 * BLOCK_BYTES, 7))
-        if direct:
-            monkeypatch.setattr(os, "pwritev", piecev)
-        else:
-            monkeypatch.setattr(os, "pwritev", piecev)
-            monkeypatch.setattr(os, "pwrite", piece)
+        monkeypatch.setattr(os, "pwritev", piecev)
+        monkeypatch.setattr(os, "pwrite", piece)
+        if not direct:
+            monkeypatch.setattr(os, "O_DIRECT", 0)
         parts = [bytes([number]) * size for number, size in enumerate((1, 600, 3000, 9000, 17), 1)]
         segment.file.write(parts, 100)
         assert segment.file.read(sum(map(len, parts)), 100) == b"".join(parts)
         many = [bytes([number % 251]) * 11 for number in range(1500)]  # more buffers than one call takes
         segment.file.write(many, 50)
         assert segment.file.read(11 * len(many), 50) == b"".join(many)
+        blocks = mmap.mmap(-1, 3 * BLOCK_BYTES)  # begins at a page
+        for number in range(3):
+            blocks[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES] = bytes([65 + number]) * BLOCK_BYTES
+        with memoryview(blocks) as view:
+            segment.file.write_blocks(view, 2 * BLOCK_BYTES)
+        assert segment.file.read(3 * BLOCK_BYTES, 2 * BLOCK_BYTES) == blocks[:]
         segment.file.close()
     storage.close()
