@@ -93,6 +93,19 @@ def test_refused_range_changes_neither_acks_nor_lease() -> None:
     assert made.sessions.get(1).ends_ms == 10_000  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("changed", [0, 1, 2, 3])
+def test_range_of_which_any_part_is_accepted_renews_the_lease_and_acknowledges(first: int, changed: int) -> None:
+    made = machine()
+    apply(made, range_of(1, 3))
+    [told] = apply(made, range_of(first, 5, fi=first, changed=changed), at=4_000)
+    assert ("PAYLOAD_MISMATCH" in [part[2] for part in parts(told)]) == (changed >= first)
+    session = made.sessions.get(1)
+    assert session is not None
+    assert (session.ends_ms, told.memory_ms) == (14_000, 10_000)
+    assert made.trackers[1].first_incomplete == first
+
+
 @pytest.mark.parametrize(("epoch", "at", "code"), [(0, 0, "FENCED"), (1, 20_000, "SESSION_EXPIRED")])
 def test_range_of_an_owner_before_and_of_a_session_that_is_over_executes_nothing(
     epoch: int, at: int, code: str

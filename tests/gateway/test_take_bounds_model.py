@@ -15,7 +15,7 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import tables
-from oncegate.gateway.machine.tables import Remembered
+from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered
 from oncegate.gateway.machine.transactions import Took, Transacted
 from oncegate.rifl.errors import Code
 from oncegate.rifl.rule import Applied
@@ -44,7 +44,7 @@ def test_as_many_rows_are_taken_as_were_asked_for_and_have_room(seed: int, monke
         for at in range(held):
             sequence += 1
             log.transact(sequence, put("t", f"held/{at}", 1, bound=True))
-        mine = [dice.choice(("r/0", "r/1", "b/0", "b/1", "b/2")) for _ in range(dice.choice((0, 0, 1, 2, 3)))]
+        mine = [dice.choice(("r/0", "r/1", "b/0", "b/1", "x/0", "x/1", "x/2")) for _ in range(dice.choice((0, 0, 1, 2, 3)))]
         read = [dice.choice(sorted(there)) for _ in range(dice.choice((0, 0, 1, 2)))] if there else []
         count = dice.choice((1, 2, 9))
         writes: list[dict[str, Any]] = [put("t", key, 1, bound=True) for key in mine]
@@ -75,6 +75,9 @@ def test_as_many_rows_are_taken_as_were_asked_for_and_have_room(seed: int, monke
         assert [one.key for one in taken] == [f"x/{key[2:]}" for key in may_be[: len(taken)]], "the first ones"
         assert len(taken) <= count
         assert log.machine.ends.bound(1) <= BOUND
+        table = log.machine.tables["t"]
+        assert table.bytes == sum(ROW_OVERHEAD_BYTES + len(key) + len(row.value) for key, row in table.rows.items())
+        assert log.machine.ends.places() == {("t", key) for key, row in table.rows.items() if row.life is not None}
         assert sum(len(one.value or b"") for one in taken) <= max(0, left)
         assert all(one.value is not None for one in taken[1:]), "the first one alone is told without its value"
         assert len(taken) == 1 or all(one.value is not None for one in taken), "and none is taken behind it"
