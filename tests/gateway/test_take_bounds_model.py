@@ -22,6 +22,8 @@ from oncegate.rifl.rule import Applied
 from tests.gateway.test_transactions import Log, put
 
 BOUND, BYTES = 6, 900
+OTHERS = ("r/0", "r/1", "b/0", "b/1", "x/0", "x/1", "x/2")
+"""Rows that are written before the taking: some would be taken, and some are where a row goes."""
 
 
 def reading(size: int) -> int:
@@ -44,7 +46,7 @@ def test_as_many_rows_are_taken_as_were_asked_for_and_have_room(seed: int, monke
         for at in range(held):
             sequence += 1
             log.transact(sequence, put("t", f"held/{at}", 1, bound=True))
-        mine = [dice.choice(("r/0", "r/1", "b/0", "b/1", "x/0", "x/1", "x/2")) for _ in range(dice.choice((0, 0, 1, 2, 3)))]
+        mine = [dice.choice(OTHERS) for _ in range(dice.choice((0, 0, 1, 2, 3)))]
         read = [dice.choice(sorted(there)) for _ in range(dice.choice((0, 0, 1, 2)))] if there else []
         count = dice.choice((1, 2, 9))
         writes: list[dict[str, Any]] = [put("t", key, 1, bound=True) for key in mine]
