@@ -16,6 +16,7 @@ import pytest
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.messages import CallRequest, Refusal
+from oncegate.consensus.net.connection import Connection as RealConnection
 from oncegate.consensus.net.handshake import Stamp
 from oncegate.consensus.net.strangers import Strangers
 from oncegate.consensus.net.transport import PeerTransport
@@ -110,6 +111,7 @@ class Walk:
             return  # the handshake refuses it
         connection: Any = Connection(name, self.dice.choice((None, *SECRETS)), len(self.all) + 1)
         self.all.append(connection)
+        ended = {one: one.ended for one in self.all}
         self.transport.established(connection, name)
         if connection.secret is not None and connection.secret not in self.secrets:
             assert connection.ended == "abort", "it began before its secret was given up"
@@ -117,7 +119,7 @@ class Walk:
             return
         old = self.peers.get(name)
         self.peers[name] = connection
-        assert old is None or old.ended
+        assert old is None or old.ended == (ended[old] or "abort"), "at once: nothing more is read from it"
         assert self.heard == [("up", name, connection.epoch)]
         self.up += 1
 
@@ -208,8 +210,11 @@ async def test_a_peer_has_the_newest_connection_that_proved_itself_and_no_other_
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_who_has_proved_nothing_has_one_place_and_those_of_members_addresses_go_last(seed: int) -> None:
-    walk = Walk(seed)
+async def test_who_has_proved_nothing_has_one_place_and_those_of_members_addresses_go_last(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk, aborted = Walk(seed), list[Any]()
+    monkeypatch.setattr(RealConnection, "abort", lambda one: aborted.append(one))
     dice, transport = walk.dice, walk.transport
     transport._strangers = Strangers(4, 3)
     held: dict[Any, str] = {}
@@ -230,6 +235,7 @@ async def test_who_has_proved_nothing_has_one_place_and_those_of_members_address
                 of_address = [one for one, at in before.items() if at == host]
                 rivals = of_address if len(of_address) >= 3 else list(before)
                 assert loser in rivals
+                assert aborted[-1] is loser, "who lost its place is closed"
                 assert before[loser] not in wanted or all(before[one] in wanted for one in rivals)
                 del held[loser]
             if not left:
