@@ -32,7 +32,15 @@ import msgspec
 
 from oncegate.gateway.client.batch import Pending, Promise
 from oncegate.gateway.client.failures import OperationFailed, OutcomeUnknown
-from oncegate.gateway.client.outbox_file import BYTES_MAX, ENTRIES_MAX, Head, NewEntry, OutboxEntry, OutboxFile
+from oncegate.gateway.client.outbox_file import (
+    BYTES_MAX,
+    ENTRIES_MAX,
+    Head,
+    NewEntry,
+    OutboxDamaged,
+    OutboxEntry,
+    OutboxFile,
+)
 from oncegate.gateway.client.results import Resolution
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId, RequestId
@@ -289,6 +297,10 @@ class DurableOutbox:
             except RuntimeError:  # the interpreter ends: threads take nothing any more, and nobody else waits
                 return work()
             return await asyncio.shield(running)
+        except OutboxDamaged as damaged:
+            # What is there was not read whole: a head that is written from what was would not match its entries.
+            self.broken = damaged
+            raise
         except (sqlite3.Error, OSError) as fault:
             # After a failed flush nobody knows what is on disk: this process writes no more, and only a restart reads
             # the file.

@@ -163,7 +163,11 @@ class OutboxFile:
             self._lock = _locked(self.path)
         try:
             self._database = self._connect(read_only=read_only)
-            self.loaded = self._load()
+            try:
+                self.loaded = self._load()
+            except BaseException:
+                self._database.close()  # a transaction of it would keep the next one out as long as somebody has it
+                raise
         except BaseException:
             self._unlock()
             raise
@@ -182,10 +186,14 @@ class OutboxFile:
             if not read_only:  # It holds payloads: nobody else's to read. SQLite gives its journal the same mode.
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
             database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
+        except (sqlite3.DatabaseError, OSError) as fault:
+            raise OutboxDamaged(self.path, str(fault)) from fault
+        try:
             if not read_only:
                 database.execute("PRAGMA journal_mode=TRUNCATE")
                 database.execute("PRAGMA synchronous=FULL")
-        except (sqlite3.DatabaseError, OSError) as fault:
+        except sqlite3.DatabaseError as fault:
+            database.close()
             raise OutboxDamaged(self.path, str(fault)) from fault
         return database
 
@@ -201,7 +209,7 @@ class OutboxFile:
             head, count, seal, crc = self._database.execute("SELECT body, entries, seal, crc FROM head").fetchone()
             rows = self._database.execute("SELECT * FROM entry ORDER BY client_id, sequence").fetchall()
             self._database.execute("COMMIT")
-        except (sqlite3.DatabaseError, TypeError, ValueError) as fault:
+        except (sqlite3.DatabaseError, OSError, TypeError, ValueError) as fault:
             raise OutboxDamaged(self.path, str(fault)) from fault
         try:
             if crc != _head_crc(head, count, seal):
@@ -240,13 +248,14 @@ class OutboxFile:
         for statement in _TABLES.split(";"):
             self._database.execute(statement)
         self._write_head(self.head)
-        self._database.execute("COMMIT")
-        # The file's name must survive a power loss as well as its content.
+        # The file's name must survive a power loss as well as its content; first: once this is committed, nobody who
+        # opens it asks for that again.
         directory = os.open(Path(self.path).absolute().parent, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
+        self._database.execute("COMMIT")
 
     def _read(self, client_id: int, sequence: int, doubted: int, taken_ms: int, body: bytes, crc: int) -> OutboxEntry:
         if crc != _entry_crc(client_id, sequence, doubted, taken_ms, body):
