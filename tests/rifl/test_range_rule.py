@@ -73,6 +73,31 @@ def test_range_is_split_where_verdicts_differ(
     assert decide(known(), first, last, fi, stand) == parts, name
 
 
+@pytest.mark.parametrize("stand", [LIVE, FENCED, ENDED])
+@pytest.mark.parametrize("acknowledged", range(1, 19))
+def test_each_operation_of_a_range_is_decided_as_if_it_had_come_alone(acknowledged: int, stand: Standing) -> None:
+    """Whatever was recorded and acknowledged before, also more than was recorded."""
+    tracker = known()
+    tracker.acknowledge(acknowledged)
+    for first in range(1, 19):
+        for last in (first, first + 1, first + 4):
+            for fi in range(1, 19):
+                told = {
+                    sequence: (verdict, commit and commit + sequence - a)
+                    for a, b, verdict, commit in decide(tracker, first, last, fi, stand)
+                    for sequence in range(a, b + 1)
+                }
+                alone = {
+                    sequence: decide(tracker, sequence, sequence, fi, stand)[0][2:]
+                    for sequence in range(first, last + 1)
+                }
+                assert told == alone, (first, last, fi)
+                for sequence in told:
+                    one = decide_one(tracker, sequence, fi, sequence, stand)
+                    verdict = one.name if isinstance(one, Refusal) else type(one).__name__.upper()
+                    assert told[sequence][0] == verdict or "WINDOW_FULL" in (told[sequence][0], verdict), sequence
+
+
 def test_changed_payload_is_refused_for_that_operation_only() -> None:
     assert decide(known(), 4, 6, 4, changed=(5,)) == [
         (4, 4, "REPLAY", 14),
