@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from oncegate.consensus.core.election import Election, PreVoteStanding
-from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest
+from oncegate.consensus.messages import Ack, Append, PreVoteReply, PreVoteRequest, TimeoutNow, VoteRequest
 from tests.consensus.one_engine import OneEngine, config_of
 
 FOLLOWING = PreVoteStanding(term=5, last_index=10, last_term=4, leads=False, leader_reachable=True)
@@ -120,3 +120,14 @@ def test_a_pre_vote_that_is_refused_puts_nothing_off(election):
     election.deadline = 9.0
     assert not election.would_vote("n2", PreVoteRequest(6, 1, 9, 4), replace(FOLLOWING, leader_reachable=False), 9.0)
     assert election.deadline == 9.0
+
+
+def test_hand_over_is_taken_from_the_present_leader_in_its_term_alone() -> None:
+    one = OneEngine().follow("n2", term=6)
+    one.receives("n2", TimeoutNow(5))  # of when it led before
+    one.receives("n3", TimeoutNow(6))
+    one.receives("n2", TimeoutNow(7))
+    assert one.said(VoteRequest) == []
+    one.receives("n2", TimeoutNow(6))
+    assert {vote.term for _, vote in one.said(VoteRequest)} == {7}
+    assert one.said(PreVoteRequest) == []
