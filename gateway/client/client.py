@@ -183,7 +183,7 @@ class Client:
 
     @property
     def highest_commit(self) -> int:
-        """Highest commit number that a read of this client has reflected."""
+        """Highest commit number that an answer has told this client; its ``session`` reads reflect it."""
         return self._connection.highest_commit
 
     # Life
@@ -309,7 +309,9 @@ class Client:
             query["after"] = after
         if limit is not None:
             query["limit"] = limit
-        return await self._connection.ask(f"{table_path(table)}/rows", Page, query, timeout_s=timeout_s)
+        page = await self._connection.ask(f"{table_path(table)}/rows", Page, query, timeout_s=timeout_s)
+        self._connection.saw(page.commit)
+        return page
 
     def rows(
         self,

@@ -169,7 +169,7 @@ class Connection:
     Attributes:
         headers: what every request carries.
         encode: turns objects that JSON has no type for into what it has, or None.
-        highest_commit: highest commit number that a read has reflected.
+        highest_commit: highest commit number that an answer has told.
         courier, kinds, http: from :meth:`open` on.
     """
 
@@ -363,8 +363,12 @@ class Connection:
         if row is not None and call.age_ms is not None:
             row = msgspec.structs.replace(row, age_ms=call.age_ms)
         commit = call.commit if row is None else row.commit
-        self.highest_commit = max(self.highest_commit, commit)
+        self.saw(commit)
         return row, commit
+
+    def saw(self, commit: int) -> None:
+        """Have reads of consistency ``session`` reflect this commit number from now on."""
+        self.highest_commit = max(self.highest_commit, commit)
 
     async def request(self, client_id: int, sequence: int, timeout_s: float | None = None) -> RequestState:
         """Ask what became of a request id."""

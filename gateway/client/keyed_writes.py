@@ -113,7 +113,9 @@ async def send(connection: Connection, transaction: Transaction, key: Any, timeo
     """
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise bad("an idempotency key is 1 to 255 printable characters of ASCII")
-    return await connection.perform(KeyedCall(transaction, key, connection.headers, connection.deadline(timeout_s)))
+    result = await connection.perform(KeyedCall(transaction, key, connection.headers, connection.deadline(timeout_s)))
+    connection.saw(result.commit)
+    return result
 
 
 async def send_one(

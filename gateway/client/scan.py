@@ -60,6 +60,7 @@ class Scan:
         while True:
             page = await self._page({**query, "limit": self._page_rows})
             self.commit = page.commit
+            self._connection.saw(page.commit)
             yield page.rows
             if page.page is None:
                 return
@@ -98,5 +99,5 @@ async def read_rows(
         raise bad(f"rows are pairs of table and key: {malformed}") from malformed
     call = ReadCall("POST", path, _RowsRead, connection.headers, connection.deadline(timeout_s), body=body)
     found = await connection.perform(call)
-    connection.highest_commit = max(connection.highest_commit, found.commit)
+    connection.saw(found.commit)
     return found.rows

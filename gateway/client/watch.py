@@ -59,6 +59,7 @@ class Watch:
         """Version of the newest change that was given out."""
         self._path = f"{table_path(table)}/watch"
         self._query = {"prefix": prefix} if key is None else {"key": key}
+        self._connection = connection
         self._stream = EventStream(connection, self._resumed, timeout_s)
 
     def _resumed(self) -> str:
@@ -74,6 +75,8 @@ class Watch:
                     continue
                 event = _EVENT.decode(data)
                 left = len(event.changes)
+                if left:
+                    self._connection.saw(event.commit)
                 for one in event.changes:
                     left -= 1
                     if one.commit <= self._given:

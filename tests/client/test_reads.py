@@ -70,6 +70,41 @@ async def test_row_that_was_seen_to_be_gone_is_not_read_from_a_node_that_still_h
     assert floors == [0, 41, 41]
 
 
+READS: dict[str, Callable[[Client], Awaitable[object]]] = {
+    "a row": lambda client: client.get("rows", "k"),
+    "an absent row": lambda client: client.get("rows", "gone"),
+    "rows by name": lambda client: client.get_many([("rows", "k"), ("rows", "gone")]),
+    "a page": lambda client: client.scan("rows"),
+    "a page without rows": lambda client: client.scan("rows", prefix="gone"),
+    "a range": lambda client: anext(client.rows("rows").pages()),
+    "a change": lambda client: anext(aiter(client.watch("rows", from_commit=0))),
+    "a write under a key": lambda client: client.put("rows", "k", 2, idempotency_key="key"),
+    "a refused write under a key": lambda client: client.put("rows", "k", 2, if_absent=True, idempotency_key="key"),
+}
+
+
+@pytest.mark.parametrize("first", READS)
+async def test_session_read_reflects_all_that_its_client_has_seen(fake: FakeGateway, first: str) -> None:
+    floors: list[int] = []
+
+    async def note(request: web.Request) -> web.StreamResponse | None:
+        if "min_commit" in request.query:
+            floors.append(int(request.query["min_commit"]))
+        return None
+
+    fake.nodes[0].before = note
+    async with Client(fake.endpoints) as writer, writer.session() as session:
+        await session.put("rows", "k", 1)
+        await session.put("rows", "other", 1)
+        async with Client(fake.endpoints) as client:
+            await READS[first](client)
+            seen = client.highest_commit
+            await client.get("rows", "k", consistency="session")
+            await client.get_many([("rows", "k")], consistency="session")
+    assert seen >= (1 if first in ("a row", "a change") else 2)
+    assert floors == [seen, max(seen, floors[1])]
+
+
 async def test_reads_that_any_node_can_answer_are_spread(trio: FakeGateway) -> None:
     async with Client(trio.endpoints) as client:
         for _ in range(6):
