@@ -34,7 +34,7 @@ class History:
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
-        self.head = 0
+        self.head = self.seen = 0
         self.together: list[list[Change]] = []
         number = 0
         for _ in range(dice.randint(1, 8)):
@@ -99,6 +99,10 @@ class History:
             told.append(body | ({"cause": one.cause} if one.cause else {}))
         return msgspec.json.encode({"commit": changes[-1].until, "changes": told})
 
+    def saw(self, commit: int) -> None:
+        """Later reads of the client reflect it."""
+        self.seen = max(self.seen, commit)
+
 
 def watched(patch: pytest.MonkeyPatch, history: History, **options: Any) -> watch.Watch:
     class Stream:
@@ -111,7 +115,7 @@ def watched(patch: pytest.MonkeyPatch, history: History, **options: Any) -> watc
 
     patch.setattr(watch, "EventStream", Stream)
     given = {"prefix": "p/", "key": None, "from_commit": None, **options}
-    return watch.Watch(None, "rows", timeout_s=7, **given)  # type: ignore[arg-type]
+    return watch.Watch(history, "rows", timeout_s=7, **given)  # type: ignore[arg-type]
 
 
 async def some(one: watch.Watch, count: int) -> list[Change]:
@@ -141,6 +145,7 @@ def test_watch_tells_each_change_once_however_often_its_stream_or_its_reader_bre
             assert before is not None
             assert one.commit >= before, "it never falls"
         history.check(found, history.changes(begin))
+        assert history.seen == max((change.until for change in found), default=0)
         assert all(query["prefix"] == "p/" for query in history.asked)
         assert {query["from"] for query in history.asked[:1]} <= {str(begin)}, "0 is a commit number too"
 
@@ -197,6 +202,10 @@ class Nodes:
         self.dice = dice
         self.kept_by: set[str] = {*self.endpoints}
         self.old: set[str] = set()
+        self.seen = 0
+
+    def saw(self, commit: int) -> None:
+        self.seen = max(self.seen, commit)
 
     async def ask(self, path: str, shape: Any, query: dict[str, Any], *, anywhere: bool, timeout_s: float) -> Any:
         assert (path, timeout_s) == ("/v1/tables/rows/rows", 7)
@@ -226,7 +235,7 @@ def test_scan_goes_on_at_any_node_that_has_its_state_and_tells_each_row_once() -
         found = []
         async for row in one:
             found.append(row)
-            assert one.commit == 50
+            assert one.commit == nodes.seen == 50
             if len(found) % 4 == 1:
                 nodes.kept_by = {dice.choice(nodes.endpoints)}
                 nodes.old = {dice.choice(nodes.endpoints)} - nodes.kept_by
