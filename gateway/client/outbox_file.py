@@ -27,6 +27,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,16 +162,12 @@ class OutboxFile:
             raise OperationFailed(Code.NOT_FOUND, f"there is no outbox {path}", outcome=Outcome.NOT_APPLIED)
         if not read_only:
             self._lock = _locked(self.path)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._unlock)
             self._database = self._connect(read_only=read_only)
-            try:
-                self.loaded = self._load()
-            except BaseException:
-                self._database.close()  # a transaction of it would keep the next one out as long as somebody has it
-                raise
-        except BaseException:
-            self._unlock()
-            raise
+            undo.callback(self._database.close)  # a transaction of it would keep the next one out while it is open
+            self.loaded = self._load()
+            undo.pop_all()
 
     def __len__(self) -> int:
         return len(self._held)
