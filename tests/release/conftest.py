@@ -29,12 +29,17 @@ async def fake() -> AsyncIterator[FakeGateway]:
         yield gateway
 
 
-def run(*command: str | Path, cwd: Path, code: int = 0, **variables: str) -> str:
-    """Run a command to its end, without the variables of this project, and return all that it prints."""
+def ended(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, without the variables of this project."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ONCEGATE_", "PYTHON"))}
-    done = subprocess.run(
+    return subprocess.run(
         [*map(str, command)], cwd=cwd, env=clean | variables, capture_output=True, text=True, timeout=600, check=False
     )
+
+
+def run(*command: str | Path, cwd: Path, code: int = 0, **variables: str) -> str:
+    """Run one that must end with this code, and return all that it prints."""
+    done = ended(*command, cwd=cwd, **variables)
     assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -91,7 +96,7 @@ def environment(uv: Path, path: Path, *requirements: str | Path) -> Environment:
     run(uv, "venv", "--quiet", "--python", sys.executable, path, cwd=path.parent)
     made = Environment(path)
     install = (uv, "pip", "install", "--quiet", "--python", path / "bin/python", *requirements)
-    if subprocess.run([*map(str, install), "--offline"], cwd=path.parent, capture_output=True, check=False).returncode:
+    if ended(*install, "--offline", cwd=path.parent).returncode:
         run(*install, cwd=path.parent)
     run(uv, "pip", "check", "--quiet", "--python", path / "bin/python", cwd=path.parent)
     return made
