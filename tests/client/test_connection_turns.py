@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from oncegate.gateway.client.routing import AttemptFailed, Router
 from oncegate.gateway.sweep import NEVER
 from oncegate.testing import FakeGateway
 from tests.client.answers import Answer, fails, settle
+from tests.descriptors import descriptors
 
 ROW = b'{"key":"k","value":1,"version":1}'
 APPLIED = b'{"request":"0000000000000001/1","commit":1,"writes":[{"commit":1,"version":1,"value":1}]}'
@@ -106,12 +106,7 @@ async def until(condition: object) -> None:
 
 def sockets(endpoint: str) -> int:
     """Return how many sockets of this process are of connections to a port of it, at either end."""
-    ours = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            ours.add(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue  # that of the list itself
+    ours = {*descriptors().values()}
     port, count = f":{int(endpoint.rpartition(':')[2]):04X}", 0
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, *_, inode = line.split()[:10]

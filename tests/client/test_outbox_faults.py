@@ -27,6 +27,7 @@ from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId, SequenceNumber
 from oncegate.rifl.request_tracker import RequestTracker
 from tests.client.answers import fails
+from tests.descriptors import descriptors
 
 T = TypeVar("T")
 OWNER = 7
@@ -114,13 +115,7 @@ def content(path: Path) -> Content:
 
 def opened() -> set[str]:
     """The files that this process has open."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
-        except FileNotFoundError:
-            continue  # that of the listing
-    return {one for one in found if "outbox" in one}
+    return {f"{number} {name}" for number, name in descriptors().items() if "outbox" in name}
 
 
 def _filled(path: Path) -> None:
