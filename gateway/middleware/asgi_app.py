@@ -100,7 +100,8 @@ class _Held:
             self._is_passing = True
         if is_last:
             # Record the response before the caller gets it; a background task cannot change it afterwards.
-            headers = [(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in self._start["headers"]]
+            sent = self._start.get("headers", ())  # an application may leave them out
+            headers = [(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in sent]
             body = None if self._is_passing else b"".join(self._parts)
             self.is_settled = True
             await asyncio.shield(self._gate.settle(self._ticket, Kept(self._start["status"], headers, body)))
