@@ -295,6 +295,8 @@ class RenewalsAgainstModel(RuleBasedStateMachine):
     def each_number_waits_until_its_own_fate_is_told(self) -> None:
         left = [one for one in (*self.unknown, *self.known) if one.client_id == self.client_id]
         assert self.tracker.incomplete == len(left)
+        for one in left:
+            assert self.tracker.is_abandoned(one.sequence) == (one in self.unknown)
         assert len(self.doubts) == len(self.unknown)
         assert self.doubts.of_this_session == any(one in self.unknown for one in left)
 
