@@ -105,7 +105,7 @@ class Dialling:
                     delay, clear = _REDIAL_S_MIN, self._config.clear_too
                 elif connection.refusal not in (None, "unknown"):
                     delay = _REDIAL_REFUSED_S
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the latter of a host that no look-up takes
                 logger.debug("no connection to %s: %s", peer_id, error)
             if self._config.clear_too:
                 clear = not clear  # A peer that does not speak the one may speak the other; TLS is tried first.

@@ -43,6 +43,10 @@ def _host_and_ports(host: str, *ports: str) -> tuple[str, list[int]]:
     numbers = [int(port) for port in ports]
     if not all(1 <= number <= PORT_MAX for number in numbers):
         raise ValueError(f"a port outside 1..{PORT_MAX}")
+    try:
+        host.encode("idna")  # as each look-up does
+    except UnicodeError as fault:
+        raise ValueError(f"{host} is no host name: {fault.__cause__ or fault}") from None
     return str(ipaddress.IPv6Address(host[1:-1])) if host.startswith("[") else host, numbers
 
 

@@ -78,7 +78,8 @@ def test_a_peer_is_called_again_the_later_the_more_often_it_failed_and_at_once_a
         assert does == ("dial", peer_id, TLS if tls else None)
         came = dice.choice(("error", "error", "error", "open", "unknown", "wiped", "cloned", "lost"))
         if came == "error":
-            does = running.throw(dice.choice((ConnectionRefusedError(), TimeoutError(), ssl.SSLError())))
+            errors = (ConnectionRefusedError(), TimeoutError(), ssl.SSLError(), UnicodeError())
+            does = running.throw(dice.choice(errors))
         else:
             does = running.send(
                 Connection(

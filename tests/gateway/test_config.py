@@ -75,6 +75,7 @@ def test_node_listens_elsewhere_than_it_is_reached_where_it_is_told_to() -> None
     [
         *("", "n1", "n1=h:1", "n1=h:x:2", "n1=h:0:2", "n1=h:1:65536", "N1=h:1:2", "n1=h h:1:2"),
         *("n1=::1:1:2", "n1=[::1:1:2", "n1=[h]:1:2", "n1=[:::]:1:2", "n1=[fe80::1%eth0]:1:2", "n1=http://h:1:2"),
+        *("n1=a..b:1:2", "n1=.h:1:2", f"n1={'h' * 64}:1:2", f"n1=b.{'h' * 64}.a:1:2"),
     ],
 )
 def test_member_of_another_form_is_refused(text: str) -> None:
