@@ -28,6 +28,7 @@ from oncegate.gateway.machine.state.layout import (
     KEYS_HEAD_KEY,
     META_KEY,
     decode_keys_head,
+    decode_number,
     decode_used_key,
     name_key,
     used_key_key,
@@ -177,6 +178,21 @@ class OnDisk(RuleBasedStateMachine):
             else:
                 self.store.cells[key] = value
         self.writing = None
+        if isinstance(frozen, FrozenKeys):
+            self._holds_what_it_has_to(sum(value is None and key.startswith(KEYS) for key, value in cells.items()))
+
+    def _holds_what_it_has_to(self, removed: int) -> None:
+        """What is forgotten leaves by and by, nothing else does, and each name leads to a record."""
+        numbers = [decode_used_key(PLACE, image).number for _, image in self.store.scan(KEYS)]
+        forgotten = [number for number in numbers if number < self.saved.first]
+        assert numbers[len(forgotten) :] == [record.number for record in self.saved]
+        assert not forgotten or removed >= keys_module.CLEANED
+        kept = decode_keys_head(PLACE, self.store.cells[KEYS_HEAD_KEY]).kept
+        assert kept <= min(numbers, default=kept)
+        assert kept == numbers[0] if forgotten else kept <= self.saved.first
+        led_to = sorted(decode_number(PLACE, number) for _, number in self.store.scan(KEY_NAMES))
+        assert set(led_to) <= set(numbers)
+        assert len(led_to) == len(set(led_to))
 
     @rule()
     def crash(self) -> None:
