@@ -29,6 +29,10 @@ def test_the_front_of_a_prefix_is_what_a_scan_finds(plan: list[tuple[str, object
         tried = _Tried()
         for what, how in plan:
             getattr(tried, what)(how)
+            fronts_kept = tried.fronts._by_prefix.values()
+            assert len(fronts_kept) <= prefixes
+            if what != "look":
+                assert all(len(front.keys) <= max(2 * kept, tried.looked_at) for front in fronts_kept)
         for prefix in PREFIXES:
             tried.look((prefix, 100))
 
@@ -40,6 +44,8 @@ class _Tried:
         self.rows = DictRows()
         self.fronts = Fronts()
         self.commit = 0
+        self.looked_at = 0
+        """Rows that a look has read of one prefix; they are kept until more come."""
 
     def put(self, keys: list[str]) -> None:
         for key in keys:
@@ -56,4 +62,5 @@ class _Tried:
         """Look at as many rows as there may be, and hold them against all that the table has."""
         prefix, count = how
         found = list(islice(self.fronts.rows(self.rows, prefix, prefix_end(prefix)), count))
+        self.looked_at = max(self.looked_at, len(found) + fronts.KEPT_KEYS)
         assert found == [one for one in self.rows.items() if one[0].startswith(prefix)][:count]
