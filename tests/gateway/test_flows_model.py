@@ -127,6 +127,7 @@ class Sides:
         self.commit = self.nonce = self.refusals = 0
         self.sent: list[tuple[str, int, bytes]] = []
         self.removals: list[tuple[str, str, int]] = []
+        self.stamps: dict[str, tuple[str, object]] = {}
         self.deletions: list[tuple[str, int]] = []
         self.declare("s")
 
@@ -176,6 +177,7 @@ class Sides:
 
     def declare(self, name: str) -> None:
         if name in self.known:
+            self.declare_again(name)
             return
         dice, source = self.dice, "s" if name == "s" else "t"
         said = FlowDeclaration(
@@ -186,6 +188,13 @@ class Sides:
         batches, versions = self.used.pop(name, (0, 0))
         readers = {one: Reader(True, batches, self.now_ms, batches) for one in said.consumers}
         self.known[name] = Known(said, versions + 1, self.now_ms, batches + 1, readers)
+
+    def declare_again(self, name: str) -> None:
+        """Declare what it is by now, which changes nothing, or what it is not."""
+        said = self.known[name].declaration
+        assert self.flows.declare(said, ("t", "s"), self.now_ms) == name
+        other = msgspec.structs.replace(said, linger_ms=said.linger_ms + 1)
+        assert self.outcome(self.flows.declare, other, ("t", "s"), self.now_ms) is Code.CONFLICT
 
     def changes(self, name: str) -> dict[str, Any]:
         dice = self.dice
@@ -478,14 +487,16 @@ class Sides:
 
     def room(self, name: str) -> None:
         """Ask whether the table is full: its time may be over meanwhile."""
-        table, quota = self.known[name].declaration.source, self.dice.randint(0, 500)
+        table = self.known[name].declaration.source
         taps = [one for one in self.known.values() if one.declaration.source == table]
         held = {one.declaration.name: one.bytes_after(one.first - 1) + one.size for one in taps}
+        unread = {one.declaration.name: one.bytes_after(one.mark()) + one.size for one in taps}
+        near = self.dice.choice((*held.values(), *unread.values())) - self.dice.choice((0, 1))
+        quota = self.dice.choice((self.dice.randint(0, 500), near, near))
         assert self.flows.looks_full(table, quota) == any(size > quota for size in held.values())
         hold = self.flows.hold(table, self.now_ms)
         assert hold is not None
         assert hold.bytes == held[hold.flow] == max(held.values())
-        unread = {one.declaration.name: one.bytes_after(one.mark()) + one.size for one in taps}
         found = self.flows.undelivered(table, quota, self.now_ms)
         over = [(flow, size) for flow, size in unread.items() if size > quota]
         assert (None if found is None else (found.flow, found.bytes)) == (over[0] if over else None)
@@ -518,13 +529,25 @@ class Sides:
         assert all(one[2] for one in sealed)
         assert self.flows.take_dropped() == self.dropped
         self.sealed, self.dropped = [], []
+        self.check_stamps()
+
+    def check_stamps(self) -> None:
+        """See that whoever waits for a change of a flow would have noticed each."""
+        before, self.stamps = self.stamps, {}
+        for name, one in self.known.items():
+            counts = (one.version, one.begun, one.first, one.last, one.size, tuple(one.clock.items()))
+            state = repr((counts, one.declaration, one.readers))
+            stamp = self.flows.get(name).stamp
+            was, stamp_was = before.get(name, (state, stamp))
+            assert was == state or stamp != stamp_was, f"{was} became {state}"
+            self.stamps[name] = state, stamp
 
     def step(self) -> None:
         dice = self.dice
         self.host.time_ms += dice.choice((0, 0, 1, 3))
         does = (self.write, self.start, self.move, self.part, self.seal, self.clock, self.alter, self.room, self.expire,
                 self.remove, self.delete)  # fmt: skip
-        do = dice.choices(does, (12, 4, 8, 3, 2, 4, 2, 2, 1, 1.5, 1))[0]
+        do = dice.choices(does, (12, 4, 8, 3, 2, 4, 2, 6, 1, 1.5, 1))[0]
         do(dice.choice(sorted(self.known)))
         self.check()
         if dice.random() < 0.1:

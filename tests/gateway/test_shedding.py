@@ -119,6 +119,18 @@ def test_what_was_shed_stays_counted_when_the_flow_sheds_no_more() -> None:
     cluster.done(cluster.alter("f", 1, shed_lag_bytes=0))
     cluster.write(50)
     assert (cluster.flow.shed_items, total(cluster), cluster.flow.shed_level) == (shed, kept + 50, 0)
+    cluster.done(cluster.alter("f", 2, shed_lag_bytes=1_000))
+    cluster.write(50)
+    assert shed < cluster.flow.shed_items == shed + kept + 100 - total(cluster), "and goes on when it sheds again"
+
+
+def test_flow_sheds_from_when_it_is_altered_to() -> None:
+    cluster = Cluster(max_items=4, consumers=("job",))
+    cluster.write(203)
+    cluster.done(cluster.alter("f", 1, shed_lag_bytes=1_000))
+    assert (total(cluster), cluster.flow.shed_items) == (203, 0), "what was open stays so"
+    cluster.write(300)
+    assert 0 < cluster.flow.shed_items == 503 - total(cluster)
 
 
 def test_saves_and_snapshots_go_on_shedding_as_the_others_do(tmp_path: Path) -> None:
