@@ -71,12 +71,12 @@ class Feed:
 
 
 class Watch:
-    """One watch, and what the model knows of it."""
+    """One watch, of the tenant whose name is that of its rows, and what the model knows of it."""
 
     def __init__(self, feed: Feed, rows: Rows, position: int, known_from: int) -> None:
         self.rows, self._feed, self.known_from = rows, feed, known_from
         """``known_from``: whether these rows have changed is known since then; before, there was nobody."""
-        self.watcher = feed.watching.open(*rows[:2], position, "", exact=rows.exact)
+        self.watcher = feed.watching.open(*rows[:2], position, rows.text, exact=rows.exact)
         self.told_to = feed.ends[position]
         self.called = self.gone = False
         """``called``: somebody has woken it since its last turn. ``gone``: another state came before it was told."""
@@ -175,8 +175,11 @@ class Model:
             case "write":
                 feed.write(*which, together=how)
             case "open":
-                first = feed.watching.history.first
-                position = first + round(how * (feed.commit - first))
+                position = round(how * feed.commit)
+                if position < feed.watching.history.first:
+                    with pytest.raises(HistoryExceeded):
+                        Watch(feed, which, position, feed.commit)
+                    return
                 known_from = next((each.known_from for each in watches if each.rows == which), feed.commit)
                 watches.append(Watch(feed, which, position, known_from))
             case "all wait":
@@ -229,6 +232,8 @@ class Model:
     def check(self) -> None:
         for one in self.watches:
             one.settle()
+        assert self.feed.watching.watchers == len(self.watches)
+        assert self.feed.watching._of_tenant == Counter(one.rows.text for one in self.watches)
         tables = self.feed.watching._tables
         assert set(tables) == {one.rows.table for one in self.watches}
         belong = Counter(one.rows for one in self.watches)
