@@ -106,7 +106,8 @@ class Gate:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
-        session, self._session = self._session, None
+        async with self._opening:  # what is being opened now is closed too
+            session, self._session = self._session, None
         if session is not None:
             await session.close()
 
@@ -133,12 +134,12 @@ class Gate:
             return records.key_malformed(str(malformed))
         if key is None:
             return records.KEY_MISSING if self.policy.required else None
-        row = records.row_key(self.policy.scope(request), key)
+        row, session = records.row_key(self.policy.scope(request), key), self._session
         try:
             return await self._claim(row, request)
         except OncegateError as failure:
             if failure.code in _OVER:
-                await self._renewed_quietly()
+                await self._renewed_quietly(session)
             log.warning("key not claimed: %s", failure)
             return records.UNAVAILABLE
         except msgspec.ValidationError:
@@ -158,6 +159,7 @@ class Gate:
         if sum(len(name) + len(value) for name, value in headers) > policy.response_bytes_max:
             headers, kept_body = [], None
         done = records.with_response(ticket.claim, Kept(response.status, headers, kept_body), int(self._now_s()))
+        session = self._session
         try:
             if response.status in policy.passing:
                 await self._write(ticket.row, None, ticket.version)
@@ -167,7 +169,7 @@ class Gate:
             # The run has happened; a retry is told that the outcome is unknown, which is never wrong.
             log.error("response under %s not recorded: %s", ticket.row, failure)
             if failure.code in _OVER:
-                await self._renewed_quietly()
+                await self._renewed_quietly(session)
         finally:
             self._running.discard(ticket.row)
 
@@ -284,9 +286,10 @@ class Gate:
             await session.__aenter__()
             self._session = session
 
-    async def _renewed_quietly(self) -> None:
+    async def _renewed_quietly(self, before: Session | None) -> None:
+        """Replace the session that a write began with: one that was opened meanwhile has claims that stand."""
         try:
-            await self._reopened(self._session)
+            await self._reopened(before)
         except OncegateError as failure:
             log.warning("no session: %s", failure)
 
