@@ -29,7 +29,7 @@ from oncegate.gateway.node import proposer
 from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.between_leaders import HOLD_MS
 from oncegate.gateway.node.commit_stall import STALLED_S
-from oncegate.gateway.node.forwarding import PROPOSE, Relayed
+from oncegate.gateway.node.forwarding import LATE_ANSWER_S, PROPOSE, Relayed
 from oncegate.gateway.node.group_commit import SMALL_BYTES
 from oncegate.gateway.node.proposer import SWEEP_S, Leadership, Proposer
 from oncegate.gateway.node.refusals import packed
@@ -41,6 +41,8 @@ LATEST_S = ANSWER_S + 2 * SWEEP_S + HOLD_MS / 1000
 """What waits for a leader when its deadline passes is ended when it is held no more."""
 COMMANDS_MAX, BYTES_MAX = 40, 10 * SMALL_BYTES
 SIZES = (64, 64, 64, SMALL_BYTES // 2, SMALL_BYTES, SMALL_BYTES + 1, ENTRY_BYTES_MAX, ENTRY_BYTES_MAX + 1)
+TOO_LARGE, UNANSWERED = 17, 13
+"""Of so many commands one is."""
 FAULTS = (None, None, None, None, ce.LeadershipLost("lost"), ce.NotLeader(None), ce.StorageError("damaged"))
 
 
@@ -96,18 +98,27 @@ class Told:
 
     def __init__(self) -> None:
         self.ends: list[Any] = []
+        self.gone = False
+        self.wrong: list[str] = []
         self.may_be_in_the_log: Callable[[], bool] = lambda: False
+        self.is_due: Callable[[], bool] = lambda: False
 
     def done(self) -> bool:
-        return bool(self.ends)
+        return self.gone or bool(self.ends)
 
     def set_result(self, answer: Answer) -> None:
         self.ends.append(answer.body)
 
     def set_exception(self, fault: BaseException) -> None:
-        assert isinstance(fault, OncegateError)
+        if not isinstance(fault, OncegateError):
+            self.wrong.append(f"it was told {fault!r}")
+            return
         self.ends.append(fault)
-        assert (fault.outcome is Outcome.UNKNOWN) == self.may_be_in_the_log(), f"it was told {fault!r}"
+        # Noted, not raised: what a waiter raises is the proposer's to catch.
+        if fault.code is Code.TIMEOUT and fault.outcome is Outcome.NOT_APPLIED and not self.is_due():
+            self.wrong.append(f"before its time it was told {fault!r}")
+        if (fault.outcome is Outcome.UNKNOWN) != self.may_be_in_the_log():
+            self.wrong.append(f"it was told {fault!r}")
 
 
 @dataclass
@@ -122,6 +133,15 @@ class Item:
     """Entries and frames under way that have it."""
     doubtful: bool = False
     """An entry or a frame that had it has ended, and may have brought it into the log."""
+    refused: bool = False
+    """Whoever leads has refused it, and nothing has been heard since of who leads."""
+    is_too_large: bool = False
+    """The log takes no entry that has it."""
+
+    @property
+    def ends_with_a_fault(self) -> bool:
+        """Its answer cannot be made."""
+        return self.number % UNANSWERED == 0
 
 
 @dataclass
@@ -132,6 +152,8 @@ class Out:
     end: Any
     leader: str = ""
     number: int = 0
+    doubted_s: float | None = None
+    """When another leader was known first."""
 
 
 class Walk:
@@ -140,13 +162,21 @@ class Walk:
     def __init__(self, seed: int, loop: Loop) -> None:
         self.dice = random.Random(seed)
         self.loop = loop
-        self.sizes = self.dice.choice((SIZES, SIZES, (SMALL_BYTES, ENTRY_BYTES_MAX), (64, 65)))
+        self.sizes = self.dice.choice((SIZES, (SMALL_BYTES, ENTRY_BYTES_MAX), (64, 65)))
         """At times such as fill a bound exactly."""
-        self.done = self.dice.choice((0.2, 1.0, 1.0))
+        self.done = self.dice.choice((0.1, 0.3, 1.0))
         """How likely an entry or a frame comes to its end when it might."""
+        self.has_large = self.dice.random() < 0.5
         self.level = NEWEST
         self.commit = 0
         self.stalled = 0.0
+        self.refuses = False
+        """By what it was told, it takes no commands while nothing commits."""
+        self.before = 0
+        """Entries that were under way when this turn began."""
+        self.logged: list[int] = []
+        self.expected: list[int] = []
+        """Commands of each entry that came to its end, as told, and as it was."""
         self.items: dict[int, Item] = {}
         self.entries: list[Out] = []
         self.frames: list[Out] = []
@@ -154,8 +184,9 @@ class Walk:
         """Entries of this turn of the loop."""
         self.plain = True
         """Nothing in this turn was held back, or refused by the replica."""
-        self.asked = self.proposals = 0
+        self.asked = self.proposals = self.left = 0
         self.wrong: list[str] = []
+        self.was_held: set[int] = set()
         self.leadership = Leadership(leads=True, leader_id="n1", node_id="n1")
         clock = SimpleNamespace(stamp_ms=lambda now_s: 1)
         self.proposer = Proposer(
@@ -167,8 +198,23 @@ class Walk:
             entry_bytes_max=ENTRY_BYTES_MAX,
             answer_s=ANSWER_S,
         )
+        self.proposer.on_logged = self.logged_entry
+        self.hold = self.proposer._between.hold
+        self.proposer._between.hold = self.held_back  # type: ignore[method-assign]
 
     # what it calls
+
+    def logged_entry(self, _: list[str], __: float, count: int) -> None:
+        self.logged.append(count)
+        if self.dice.random() < 0.1:
+            raise RuntimeError("it cannot be counted")
+
+    def held_back(self, held: Any, refusal: OncegateError) -> None:
+        told, leads = self.leadership, self.leadership.leads
+        own = refusal.detail == OncegateError(refusal.code).detail  # else it is what a leader that was lost has said
+        if not leads and own and refusal.code in (Code.NO_LEADER, Code.NOT_READY):
+            self.must((refusal.code is Code.NO_LEADER) == (told.leader_id is None), f"{refusal.code} of {told}")
+        self.hold(held, refusal)
 
     def stalled_s(self) -> float:
         return self.stalled
@@ -176,20 +222,25 @@ class Walk:
     def propose(self, entry: bytes) -> asyncio.Future[Any]:
         self.must(self.leadership.leads, "a follower proposes")
         items = [self.items[int(command.nonce)] for command in c.decode_entry(entry).commands]  # type: ignore[union-attr]
-        fault = self.dice.choice(
-            (None,) * 12 + (ce.NotLeader(None), ce.Transferring("away"), ce.CommandRefused(9, 1, 8))
+        fault: Exception | None = self.dice.choice(
+            (None,) * 14 + (ce.NotLeader(None), ce.Transferring("away"), ce.Overloaded("the log", 1))
         )
+        if any(item.is_too_large for item in items):
+            fault = ce.CommandRefused(9, 1, 8)
         if fault is not None:
             self.plain = False
+            for item in items:
+                item.refused = isinstance(fault, (ce.NotLeader, ce.Transferring))
             raise fault
         self.take(items)
+        self.heard()
         self.proposals += 1
         self.turn.append(items)
         self.entries.append(Out(items, self.loop.create_future()))
         return self.entries[-1].end  # type: ignore[no-any-return]
 
     def ask(self, leader: str, payload: bytes, *, timeout_s: float, answered: Callable[[Any], None]) -> int:
-        self.must(leader == self.leadership.leader_id != "n1", f"{leader} does not lead")
+        self.must(leader == self.leadership.leader_id in ("n2", "n3"), f"{leader} does not lead")
         commands = c.decode_commands(payload.removeprefix(PROPOSE))
         items = [self.items[int(command.nonce)] for command in commands]  # type: ignore[union-attr]
         self.take(items)
@@ -207,10 +258,16 @@ class Walk:
     def take(self, items: list[Item]) -> None:
         for item in items:
             late = self.loop.now_s >= item.ordered_s + ANSWER_S + 2 * SWEEP_S
+            self.must(not (item.told.gone and item.number in self.was_held), f"nobody waits for {item.number}")
             self.must(not item.out, f"{item.number} is under way twice")
             self.must(not item.told.ends and not item.doubtful, f"{item.number} was ended, and is sent again")
             self.must(not late, f"{item.number} is sent too late")
             item.out += 1
+
+    def heard(self) -> None:
+        """Somebody leads: all that is held is sent on."""
+        for item in self.items.values():
+            item.refused = False
 
     def must(self, holds: bool, why: str) -> None:
         """Note what does not hold: an exception raised in here is the proposer's to catch."""
@@ -222,11 +279,13 @@ class Walk:
     def order(self) -> None:
         number = len(self.items) + 1
         item = Item(number, self.dice.choice(self.sizes), self.loop.now_s, Told())
+        item.is_too_large = self.has_large and number % TOO_LARGE == 0
         self.items[number] = item
         item.told.may_be_in_the_log = lambda: bool(item.out or item.doubtful)
+        item.told.is_due = lambda: self.loop.now_s >= item.ordered_s + ANSWER_S
         counted = [one for one in self.items.values() if self.is_counted(one) and one is not item]
         full = len(counted) >= COMMANDS_MAX or sum(one.size for one in counted) + item.size > BYTES_MAX
-        stalled = bool(self.proposer._stall) and self.stalled >= STALLED_S
+        stalled = self.refuses and self.stalled >= STALLED_S
         refused: Code | None = None
         try:
             self.proposer.order(Waiting(c.OpenSession(str(number), 60_000, 64), item.size, item.told))
@@ -238,13 +297,27 @@ class Walk:
     def end_entry(self) -> None:
         out = self.entries.pop(self.dice.randrange(len(self.entries)))
         fault = self.dice.choice(FAULTS)
+        waited = [item for item in out.items if not item.told.done()]
         for item in out.items:
             item.out -= 1
             item.doubtful = not isinstance(fault, ce.NotLeader)
+            item.refused = not item.doubtful
         if fault is None:
             out.end.set_result([item.number for item in out.items])
+            self.expected.append(len(out.items))
         else:
             out.end.set_exception(fault)
+        self.loop.settle()
+        for item in waited:
+            ends = item.told.ends
+            if fault is None and item.ends_with_a_fault:
+                assert [end.code for end in ends] == [Code.INTERNAL]
+            elif fault is None:
+                assert ends == [item.number]
+            elif item.doubtful:
+                assert [end.outcome for end in ends] == [Outcome.UNKNOWN]
+            else:
+                self.check_goes_on(item)
 
     def end_frame(self) -> None:
         out = self.frames.pop(self.dice.randrange(len(self.frames)))
@@ -253,27 +326,46 @@ class Walk:
         for item in out.items:
             item.out -= 1
             item.doubtful = how in ("answer", "lost")
+            item.refused = how == "not_led" and out.leader == self.leadership.leader_id
+        waited = [item for item in out.items if not item.told.done()]
+        if how == "answer" and out.leader == self.leadership.leader_id:
+            self.heard()
         if how == "lost":
             out.end(ce.PeerUnavailable(out.leader, "lost", outcome="unknown"))
         elif refusal is not None:
             out.end(MSGPACK.encode([Relayed(refusal=packed(OncegateError(refusal)))] * len(out.items)))
         else:
             out.end(MSGPACK.encode([Relayed(BODY) for _ in out.items]))
+        self.loop.settle()
+        for item in waited:
+            if how == "not_led":
+                self.check_goes_on(item)
+            else:
+                code = {"answer": None, "quota": Code.QUOTA, "lost": Code.TIMEOUT}[how]
+                assert [getattr(end, "code", None) for end in item.told.ends] == [code]
 
     def lead(self) -> None:
-        leads, leader = self.dice.choice(((True, "n1"),) * 4 + ((False, "n1"), (False, "n2"), (False, None)))
+        leader = self.dice.choice(("n1", "n1", "n1", "n1", "n2", "n2", "n3", "n3", "elected", None))
+        leads, leader = leader == "n1", "n1" if leader == "elected" else leader
         self.leadership.leads, self.leadership.leader_id = leads, leader
+        if self.is_led:
+            self.heard()
         if leader not in ("n1", None):
+            for frame in self.frames:
+                if frame.leader != leader and frame.doubted_s is None:
+                    frame.doubted_s = self.loop.now_s
             self.proposer.leader_known(leader)
         self.proposer.led()
 
     def stall(self) -> None:
         self.stalled = self.dice.choice((0.0, 0.0, STALLED_S))
         if self.stalled or self.dice.random() < 0.5:  # else nobody has looked since entries commit again
+            self.refuses = bool(self.stalled)
             self.proposer.stall("it stands" if self.stalled else "")
+            assert not self.refuses or not self.proposer._waiting, "what waits is told at once"
 
     def step(self) -> None:
-        what = self.dice.choice(("order",) * 6 + ("entry", "entry", "frame", "lead", "stall", "time"))
+        what = self.dice.choice(("order",) * 6 + ("entry", "entry", "frame", "lead", "stall", "time", "time", "leave"))
         if what == "order":
             for _ in range(self.dice.choice((1, 1, 2, 6))):
                 self.order()
@@ -285,10 +377,15 @@ class Walk:
             self.lead()
         elif what == "stall" and self.dice.random() < 0.3:
             self.stall()
+        elif what == "leave" and self.items:
+            item = self.dice.choice([*self.items.values()][-20:])
+            item.told.gone = not item.told.ends
+            self.left += item.told.gone
         elif what == "time":
             self.loop.pass_to(self.loop.now_s + self.dice.choice((0.05, 0.3, 0.7, 2.0)))
         self.turn.clear()
-        self.plain = not self.proposer._between._held
+        self.before, self.was_held = len(self.entries), self.held
+        self.plain = not self.was_held
         self.loop.settle()
         if what == "order" and self.plain:
             self.check_entries()
@@ -296,16 +393,39 @@ class Walk:
 
     # what holds
 
+    @property
+    def is_led(self) -> bool:
+        return self.leadership.leads or self.leadership.leader_id not in ("n1", None)
+
+    @property
+    def held(self) -> set[int]:
+        return {int(one.command.nonce) for batch, _ in self.proposer._between._held for one in batch}  # type: ignore[union-attr]
+
     def is_counted(self, item: Item) -> bool:
         """In flight: an entry or a frame has it, or it is held, or nobody was told an end of it."""
-        held = {int(one.command.nonce) for batch, _ in self.proposer._between._held for one in batch}  # type: ignore[union-attr]
-        return bool(item.out) or not item.told.ends or item.number in held
+        if item.told.gone:
+            proposer = self.proposer
+            waiting = (*proposer._waiting, *proposer._forwarding._waiting)
+            if any(one.command.nonce == str(item.number) for one in waiting):  # type: ignore[union-attr]
+                return True
+        return bool(item.out) or not item.told.done() or item.number in self.held
+
+    def check_goes_on(self, item: Item) -> None:
+        """Nobody has got it: it waits, for a leader or in its hands, unless that takes too long or is hopeless."""
+        for end in item.told.ends:
+            over = self.proposer._between._until_s
+            if end.code in (Code.NO_LEADER, Code.NOT_LEADER, Code.NOT_READY):
+                assert over is not None and self.loop.now_s >= over, "somebody may lead soon"  # noqa: PT018
+            else:
+                assert end.code in (Code.TIMEOUT, Code.OVERLOADED) or item.is_too_large
 
     def check_entries(self) -> None:
         """Entries of one turn are in the order of coming, and two neighbours would not have fitted one."""
         for before, after in zip(self.turn, self.turn[1:], strict=False):
             assert before[-1].number < after[0].number
             assert sum(one.size for one in before) + after[0].size > ENTRY_BYTES_MAX
+        if self.before and self.turn:
+            assert sum(one.size for entry in self.turn for one in entry) >= SMALL_BYTES, "it could have waited"
         for entry in self.turn:
             assert [one.number for one in entry] == sorted(one.number for one in entry)
             assert len(entry) == 1 or sum(one.size for one in entry) <= ENTRY_BYTES_MAX
@@ -318,17 +438,30 @@ class Walk:
             assert self.leadership.leads, "what waits here could leave"
             assert self.entries, "what waits, waits for nothing"
             assert self.proposer._waiting_bytes < SMALL_BYTES
+        if self.is_led:
+            assert all(self.items[number].refused for number in self.held), "what is held could be sent"
         for item in self.items.values():
+            assert not item.told.wrong
             assert len(item.told.ends) <= 1
+            if item.told.gone:
+                continue
             if not item.told.ends:
                 assert self.loop.now_s < item.ordered_s + LATEST_S, f"{item.number} waits for too long"
                 continue
-            if not isinstance(item.told.ends[0], OncegateError):
+            end = item.told.ends[0]
+            if not isinstance(end, OncegateError):
                 assert item.doubtful
+            elif end.code is Code.PAYLOAD_TOO_LARGE:
+                assert item.is_too_large
+        for frame in self.frames:
+            assert frame.doubted_s is None or self.loop.now_s < frame.doubted_s + LATE_ANSWER_S
+        assert self.logged == self.expected
+        assert self.proposer.entry_times.count == len(self.expected)
+        assert self.proposer.inflight_commands == sum(self.is_counted(item) for item in self.items.values())
 
     def finish(self) -> None:
         """Whoever leads at last does everything."""
-        self.stalled = 0.0
+        self.stalled, self.refuses = 0.0, False
         self.proposer.stall("")
         self.leadership.leads, self.leadership.leader_id = True, "n1"
         self.proposer.led()
@@ -341,16 +474,23 @@ class Walk:
             self.loop.settle()
             self.check()
         self.loop.pass_to(self.loop.now_s + 2 * ANSWER_S)
-        assert all(item.told.ends for item in self.items.values())
+        assert all(item.told.done() for item in self.items.values())
         assert self.proposer.inflight_commands == self.proposer.inflight_bytes == 0
         assert not self.proposer._proposed
+
+
+def answered(command: Any, number: int, _: Any) -> Answer:
+    assert int(command.nonce) == number
+    if number % UNANSWERED == 0:
+        raise ZeroDivisionError
+    return Answer(number, 1, False, None)
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposer, "INFLIGHT_COMMANDS_MAX", COMMANDS_MAX)
     monkeypatch.setattr(proposer, "INFLIGHT_BYTES_MAX", BYTES_MAX)
-    monkeypatch.setattr(proposer, "answer", lambda command, result, machine: Answer(result, 1, False, None))
+    monkeypatch.setattr(proposer, "answer", answered)
 
 
 @pytest.mark.parametrize("seed", range(16))
