@@ -9,6 +9,7 @@ import pytest
 from oncegate.consensus.errors import Corrupt
 from oncegate.consensus.log.identity import BOOTS_KEPT, begin_incarnation, open_identity
 from oncegate.consensus.log.storage import DirectoryStorage
+from oncegate.consensus.net import known_peers
 from oncegate.consensus.net.handshake import Stamp
 from oncegate.consensus.net.known_peers import KNOWN_PEERS_FILE, KnownPeers
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
@@ -141,3 +142,35 @@ def test_a_disk_that_cannot_remember_costs_no_connection(directory):
     peers.remember("n2", 0, stamp, {"n2"})
     assert peers.judge("n2", 0, stamp) is None
     assert peers.judge("n2", 0, Stamp("another", 1, (1,))) == "wiped"
+
+
+@pytest.mark.parametrize("told", range(BOOTS_KEPT + 1))
+def test_a_stamp_is_judged_by_the_start_that_is_known_as_far_back_as_it_tells(told):
+    """One that tells of no start, or of none so old, comes from where it says: its other numbers are right."""
+    boots = [100 + at for at in range(2 * BOOTS_KEPT + 4)]
+    for known in range(1, len(boots) + 1):
+        peers = KnownPeers(FakeDisk())
+        peers.remember("n2", 0, Stamp("u", known, tuple(boots[max(0, known - max(told, 1)) : known])), {"n2"})
+        for now in range(1, len(boots) + 1):
+            tells = tuple(boots[max(0, now - told) : now])
+            behind = now < known
+            assert peers.judge("n2", 0, Stamp("u", now, tells)) == ("cloned" if behind else None), (known, now)
+            other = tuple(-boot for boot in tells)
+            reaches = now - known < len(other)
+            assert peers.judge("n2", 0, Stamp("u", now, other)) == ("cloned" if behind or reaches else None)
+
+
+def test_a_member_that_tells_of_no_start_is_remembered_and_one_that_cannot_be_written_is_told_of(
+    peers, caplog, monkeypatch
+):
+    peers.remember("n2", 0, Stamp("u", 1, ()), {"n2"})
+    assert peers.judge("n2", 0, Stamp("v", 1, ())) == "wiped"
+
+    def full_disk(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(known_peers, "write_small", full_disk)
+    full = KnownPeers(FakeDisk())
+    full.remember("n3", 0, Stamp("u", 1, (7,)), {"n3"})
+    assert "what is known of n3 could not be written" in caplog.text
+    assert full.judge("n3", 0, Stamp("u", 1, (8,))) == "cloned", "it is known until a restart"
