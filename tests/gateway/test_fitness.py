@@ -249,6 +249,29 @@ async def test_failed_accepts_are_one_line_in_ten_seconds(
     assert isinstance(faults, AcceptFaults)
 
 
+async def test_faults_of_other_kinds_go_to_the_handler_that_was_there_and_it_is_there_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    told: list[Any] = []
+    loop.set_exception_handler(lambda of, report: told.append((of, report)))
+    report = {"message": "socket.accept() out of system resource", "exception": OSError(errno.EMFILE, "too many")}
+    other = {"message": "something else", "exception": OSError("another")}
+    try:
+        with told_rarely(loop) as faults:
+            loop.call_exception_handler(report)
+            loop.call_exception_handler(other)
+            assert faults.faults == 0, "all of them were told of"
+            loop.call_exception_handler(report)
+            assert faults.faults == 1
+        assert told == [(loop, other)]
+        assert caplog.text.count("attempts to accept a connection failed: [Errno 24] too many") == 1
+        loop.call_exception_handler(report)
+        assert told == [(loop, other), (loop, report)]
+    finally:
+        loop.set_exception_handler(None)
+
+
 async def test_server_without_descriptors_tells_it_once_and_accepts_when_there_are_some(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
