@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from copy import deepcopy
 from typing import Any
 
+import msgspec
 import pytest
 
 from oncegate import Code, OperationFailed, Outcome, OutcomeUnknown
@@ -13,7 +15,8 @@ from oncegate.gateway.client.batch import OperationsBatch, Pending
 from oncegate.gateway.client.fates import SEALED
 from oncegate.gateway.client.results import Resolution, WriteResult
 from oncegate.gateway.client.verdicts import SettledAnswer, settle_operations
-from oncegate.gateway.wire import Operation, OperationResult, OperationsResponse, TransactionWrite
+from oncegate.gateway.wire import Operation, OperationResult, OperationsResponse, TakenRow, TransactionWrite, Verdict
+from oncegate.rifl.errors import REGISTRY
 from oncegate.rifl.ids import ClientId
 
 CLIENT = ClientId(7)
@@ -26,35 +29,80 @@ async def resolver(*_: Any) -> Resolution:
     raise NotImplementedError
 
 
+def _value(dice: random.Random) -> Any:
+    """A value as it travels, and how it says bytes."""
+    return dice.choice((("djE=", msgspec.UNSET), ("djE=", "base64"), (b"v1", msgspec.UNSET), (b"v1", "base64")))
+
+
+def _plain(one: Any) -> Any:
+    return b"v1" if one.encoding == "base64" else one.value
+
+
+def _why(dice: random.Random) -> dict[str, Any]:
+    """What a rejection says of itself; a node of another build may say less, or what this one does not know."""
+    why: dict[str, Any] = {"outcome": dice.choice(("not_applied", "not_applied", "unknown", "applied"))}
+    why["code"] = dice.choice(("MOON_PHASE", "INTERNAL")) if dice.random() < 0.1 else dice.choice(CODES).value
+    if dice.random() < 0.5:
+        why["detail"] = "waning"
+    for name in ("outcome", "code"):
+        if dice.random() < 0.05:
+            del why[name]
+    return why
+
+
+def _code(verdict: Verdict) -> Code:
+    return Code(verdict.code) if verdict.code in set(Code) else Code.INTERNAL
+
+
+def _some(dice: random.Random, verdict: OperationResult) -> OperationResult:
+    """A verdict that may leave out what not every write has."""
+    if dice.random() < 0.2:
+        verdict.value = verdict.encoding = msgspec.UNSET
+    if dice.random() < 0.2:
+        verdict.version = msgspec.UNSET
+    return verdict
+
+
 def _verdict(dice: random.Random, number: int) -> OperationResult:
-    match dice.choice(("applied", "applied", "refused", "transaction", "rejected", "rejected")):
+    value, encoding = _value(dice)
+    match dice.choice(("applied", "applied", "refused", "transaction", "transaction refused", "rejected", "rejected")):
         case "applied":
-            return OperationResult(number, "applied", dice.randint(1, 99), 3, "v", replayed=dice.random() < 0.5)
+            one = OperationResult(number, "applied", dice.randint(1, 99), 3, value, encoding=encoding)
+            one.replayed = dice.random() < 0.5
+            return _some(dice, one)
         case "refused":
-            return OperationResult(number, "refused", dice.randint(1, 99), 3, "v", code="CONDITION_FAILED")
+            one = OperationResult(number, "refused", dice.randint(1, 99), 3, value, encoding=encoding)
+            one.code = "CONDITION_FAILED"
+            return _some(dice, one)
+        case "transaction refused":
+            one = OperationResult(number, "refused", dice.randint(1, 99), 3, value, encoding=encoding)
+            one.failed, one.code = dice.choice(("conditions[0]", "writes[1]")), "CONDITION_FAILED"
+            return one
         case "transaction":
             commit = dice.randint(1, 90)
-            return OperationResult(
-                number, "applied", commit, writes=[TransactionWrite(commit + at, 1) for at in range(dice.randint(1, 9))]
-            )
+            writes = []
+            for at in range(dice.randint(1, 9)):
+                value, encoding = _value(dice)
+                rows = [TakenRow(f"k{row}", 1, *_value(dice)) for row in range(dice.choice((0, 0, 2)))]
+                writes.append(TransactionWrite(commit + at, 1, value, encoding, rows or msgspec.UNSET))
+            return OperationResult(number, "applied", commit, writes=writes)
         case _:
-            return OperationResult(
-                number,
-                "rejected",
-                code=dice.choice(CODES).value,
-                outcome=dice.choice(("not_applied", "not_applied", "unknown", "applied")),
-                retryable=dice.random() < 0.4,
-            )
+            return OperationResult(number, "rejected", retryable=dice.random() < 0.4, **_why(dice))
 
 
-def _outcome(verdict: OperationResult, *, ambiguous: bool) -> Outcome:
+def _outcome(verdict: Verdict, *, ambiguous: bool) -> Outcome:
     """The outcome that the caller is told: what the server says, but for what only the client knows."""
-    code = Code(verdict.code)  # type: ignore[arg-type]
+    code = _code(verdict)
     if ambiguous and code not in KNOWN:
         return Outcome.UNKNOWN
     if not ambiguous and code in OVER:
         return Outcome.NOT_APPLIED
-    return Outcome(str(verdict.outcome))
+    return Outcome(verdict.outcome) if verdict.outcome else REGISTRY[code].outcome
+
+
+def _detail(verdict: Verdict) -> str:
+    detail = verdict.detail or ""
+    return f"MOON_PHASE: {detail}" if verdict.code == "MOON_PHASE" else detail
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -82,9 +130,10 @@ def _play(loop: asyncio.AbstractEventLoop, dice: random.Random) -> None:
     gone = {number for number, one in zip(numbers, pendings, strict=True) if one.promise.done()}
     ambiguous, renews, resent = (dice.random() < 0.4 for _ in range(3))
     verdicts = [_verdict(dice, number) for number in numbers]
+    sent = deepcopy(verdicts)
     settled = settle_operations(
         OperationsBatch(pendings, numbers),
-        OperationsResponse(verdicts, 55),
+        OperationsResponse(sent, 55),
         CLIENT,
         resolver,
         ambiguous=ambiguous,
@@ -111,7 +160,7 @@ def _play(loop: asyncio.AbstractEventLoop, dice: random.Random) -> None:
                 assert fate.state == verdict.status
                 _check_result(fate.result, verdict, number, commit)
             continue
-        code = Code(verdict.code)  # type: ignore[arg-type]
+        code = _code(verdict)
         if verdict.retryable and not (resent and code is Code.QUOTA):
             again.append(number)
             assert pending.promise.done() is not waited, "it waits on"
@@ -134,7 +183,7 @@ def _play(loop: asyncio.AbstractEventLoop, dice: random.Random) -> None:
             unsent.append(pending)
             assert not pending.promise.done()
         elif waited:
-            _check_failure(pending, number, code, outcome, released=place == "released")
+            _check_failure(pending, verdict, code, outcome, released=place == "released")
     _check_settled(settled, places, again, verdicts)
     assert sorted(number for number, _ in settled.numbers.late) == late
     assert settled.highest_commit == max(commits)
@@ -154,7 +203,7 @@ def _check_settled(
         assert list(settled.rest.sequences) == [one.operation.sequence for one in settled.rest.pendings] == again
         sent = [one for one in verdicts if one.sequence in again]
         assert settled.again.ambiguous == any(one.outcome != "not_applied" for one in sent)
-        assert settled.again.code == sent[-1].code
+        assert settled.again.code == _code(sent[-1])
 
 
 def _check_result(result: Any, verdict: OperationResult, number: int, commit: Any) -> None:
@@ -162,18 +211,41 @@ def _check_result(result: Any, verdict: OperationResult, number: int, commit: An
     assert (result.client_id, result.sequence, result.commit, result.memory_ms_left) == (CLIENT, number, commit, 55)
     assert (result.applied, result.replayed) == (verdict.status == "applied", verdict.replayed is True)
     if verdict.writes:
-        assert list(result.writes) == verdict.writes
+        told = [(one.commit, one.version, one.value, [row.value for row in one.rows or ()]) for one in result.writes]
+        assert told == [
+            (one.commit, one.version, _plain(one), [_plain(row) for row in one.rows or ()]) for one in verdict.writes
+        ]
     else:
-        assert (result.version, result.value, result.writes) == (3, "v", ())
+        version, value = None if verdict.version is msgspec.UNSET else 3, _plain(verdict)
+        assert (result.version, result.value, result.writes) == (version, None if value is msgspec.UNSET else value, ())
+    assert result.failed == (verdict.failed or None)
     assert result.code == (verdict.code if isinstance(verdict.code, str) else None)
 
 
-def _check_failure(pending: Pending, number: int, code: Code, outcome: Outcome, *, released: bool) -> None:
+def _check_failure(pending: Pending, verdict: OperationResult, code: Code, outcome: Outcome, *, released: bool) -> None:
+    number = verdict.sequence
     assert isinstance(pending.promise, asyncio.Future)
     failure = pending.promise.exception()
     assert isinstance(failure, OperationFailed)
-    assert (failure.code, failure.outcome) == (code, outcome)
+    assert (failure.code, failure.outcome, failure.detail) == (code, outcome, _detail(verdict))
     assert isinstance(failure, OutcomeUnknown) == (outcome is Outcome.UNKNOWN)
     assert not isinstance(failure, OutcomeUnknown) or failure.resolver is resolver
     assert failure.request_id == (CLIENT, number)
     assert pending.operation.sequence == (0 if released else number), "a number that is given back is no longer its own"
+
+
+def test_answer_that_is_not_of_the_batch_settles_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        for numbers in ([], [3], [3, 5], [4, 3], [3, 4, 5], [3, 3]):
+            promises: list[asyncio.Future[WriteResult]] = [loop.create_future(), loop.create_future()]
+            pendings = [
+                Pending(Operation(number, "put", "t", "k"), None, promise, 9.0)
+                for number, promise in zip((3, 4), promises, strict=True)
+            ]
+            answer = OperationsResponse([OperationResult(number, "applied", 1, 1) for number in numbers], 55)
+            with pytest.raises(msgspec.ValidationError):
+                settle_operations(OperationsBatch(pendings, [3, 4]), answer, CLIENT, ambiguous=False)
+            assert not any(promise.done() for promise in promises)
+    finally:
+        loop.close()
