@@ -7,9 +7,12 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, Session
+from oncegate import Client, Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, Session, Tuning
 from oncegate.gateway import wire
+from oncegate.gateway.client.connection_turns import FIRST
+from oncegate.gateway.client.courier import Call
 from oncegate.gateway.client.session_life import LeaseClock, keep_lease
+from oncegate.gateway.client.verdicts import SESSION_OVER
 from oncegate.rifl.ids import format_client_id
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, Answer, arrived, fails, intercept, packed
@@ -235,3 +238,60 @@ async def test_answer_to_a_write_extends_the_lease_from_when_the_write_was_sent(
     held.set()
     assert (await writing).applied
     assert arrived_at < session._sender.lease.ends_at <= arrived_at + 3_600
+
+
+@pytest.mark.parametrize("code", Code)
+async def test_refused_renewal_ends_the_session_exactly_if_it_says_that_the_session_has_ended(
+    hasty: FakeGateway, code: Code
+) -> None:
+    node, shorten, asked = hasty.nodes[0], hasty.nodes[0].before, 0
+    assert shorten is not None
+
+    async def refuse_once(request: web.Request) -> Answer:
+        nonlocal asked
+        if request.path.endswith("/renew"):
+            asked += 1
+            if asked == 1:
+                return node.problem(OncegateError(code, retry_after_ms=1))
+        return await shorten(request)
+
+    node.before = refuse_once
+    lost: list[Code] = []
+    async with Client(hasty.endpoints, tuning=Tuning(backoff_first_s=0.001, backoff_cap_s=0.01)) as client:
+        async with client.session(on_lost=lambda why: lost.append(why.code)) as session:
+            over = code in SESSION_OVER
+            async with asyncio.timeout(20):
+                while not session.lost.is_set() if over else asked < 3:
+                    await asyncio.sleep(0.001)
+            assert session.lost.is_set() == over
+            if over:
+                with fails(code, Outcome.NOT_APPLIED):
+                    await session.put("rows", "k", 1)
+                assert asked == 1, "there is nothing to renew any more"
+            else:
+                assert (await session.put("rows", "k", 1)).applied
+        assert lost == ([code] if over else [])
+
+
+async def test_renewal_goes_before_other_calls_and_is_tried_for_as_long_as_the_lease(
+    hasty: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the time of a write is, and however many wait: without the session all of them are lost."""
+    loop, seen = asyncio.get_running_loop(), list[tuple[float, float]]()
+    async with Client(hasty.endpoints, timeout_s=0.5) as client:
+        courier = client._connection.courier
+        exchange = courier.exchange
+
+        async def note(call: Call[object]) -> object:
+            if call.path.endswith("/renew"):
+                seen.append((call.began, call.deadline - loop.time()))
+            return await exchange(call)
+
+        monkeypatch.setattr(courier, "exchange", note)
+        async with client.session(lease_ms=30_000):
+            async with asyncio.timeout(20):
+                while not seen:
+                    await asyncio.sleep(0.001)
+    for began, left_s in seen:
+        assert began == FIRST
+        assert 20 < left_s <= 30

@@ -433,6 +433,8 @@ def test_what_each_caller_of_a_session_is_told_is_true_and_in_time(seed: int, re
             assert set(walk.reported) <= {Code.SESSION_EXPIRED}
         nodes.arrive()
         walk.judge()
+        assert session.lost.is_set() == bool(lost), "leaving is no loss"
+        assert len(walk.reported) == (walk.expired if renews else lost)
         assert not session.outstanding
         assert not nodes.known(session.client_id)
 
