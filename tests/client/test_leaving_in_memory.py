@@ -6,13 +6,15 @@ import asyncio
 import gc
 import random
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from oncegate import Code, OncegateError, OperationFailed, OutcomeUnknown
 from oncegate.gateway.client.recipes.line import put_in_doubt, task_of
-from oncegate.recipes import Lock
+from oncegate.recipes import Election, Lock, ReadWriteLock, Semaphore
 from oncegate.rifl.ids import RequestId
 from tests.client.small_cluster import FULL, GONE, LATE, SmallCluster, in_memory, now_s, settle
 from tests.client.test_lines_in_memory import held
@@ -170,3 +172,39 @@ async def test_what_must_be_done_to_its_end_is_though_nobody_keeps_it(cluster: S
     until.set_result(None)
     await settle()
     assert told == [7]
+
+
+BLOCKS: dict[str, Callable[[Any, Any], AbstractAsyncContextManager[Any]]] = {
+    "lock": lambda client, session: Lock(client, session, "b").held(),
+    "semaphore": lambda client, session: Semaphore(client, session, "b", 1).held(),
+    "reading": lambda client, session: ReadWriteLock(client, session, "b").reading(),
+    "writing": lambda client, session: ReadWriteLock(client, session, "b").writing(),
+    "leading": lambda client, session: Election(client, session, "b").leading(),
+}
+
+
+@pytest.mark.parametrize("end", ["runs to its end", "fails", "is cancelled"])
+@pytest.mark.parametrize("block", BLOCKS)
+@in_memory
+async def test_block_holds_until_it_ends_however_that_is(cluster: SmallCluster, block: str, end: str) -> None:
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        async with BLOCKS[block](cluster.client, cluster.session()) as hold:
+            assert hold.alive
+            inside.set()
+            await go_on.wait()
+            if end == "fails":
+                raise ZeroDivisionError
+
+    working = asyncio.ensure_future(work())
+    await inside.wait()
+    await settle()
+    assert len(cluster.names()) == 1
+    if end == "is cancelled":
+        working.cancel()
+    go_on.set()
+    await asyncio.wait([working])
+    assert cluster.names() == []
+    assert working.cancelled() == (end == "is cancelled")
+    assert working.cancelled() or (working.exception() is not None) == (end == "fails")

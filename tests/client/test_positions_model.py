@@ -254,8 +254,12 @@ def test_scan_that_no_node_serves_says_why(wrong: str, monkeypatch: pytest.Monke
     elif wrong == "old":
         nodes.old = {*nodes.endpoints}
     else:
-        monkeypatch.setattr(nodes, "kept_by", None)
-        nodes.ask = _overloaded  # type: ignore[method-assign]
+
+        async def overloaded(_: str, __: Any, query: dict[str, Any], **___: Any) -> Any:
+            nodes.asked.append(query)
+            raise OperationFailed(Code.OVERLOADED)
+
+        monkeypatch.setattr(nodes, "ask", overloaded)
 
     async def read() -> None:
         async for _ in scan.Scan(nodes, "rows", {"prefix": "k"}, 4, 7):  # type: ignore[arg-type]
@@ -265,10 +269,7 @@ def test_scan_that_no_node_serves_says_why(wrong: str, monkeypatch: pytest.Monke
         asyncio.run(read())
     codes = {"past": Code.RETENTION_EXCEEDED, "old": Code.CONFLICT, "other": Code.OVERLOADED}
     assert refused.value.code is codes[wrong]
-
-
-async def _overloaded(*_: Any, **__: Any) -> Any:
-    raise OperationFailed(Code.OVERLOADED)
+    assert len(nodes.asked) == (1 if wrong == "other" else 4), "the leader, and then each node, unless that is no use"
 
 
 # Consumers
