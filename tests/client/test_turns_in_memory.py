@@ -14,7 +14,7 @@ import pytest
 
 from oncegate import Code, OperationFailed
 from oncegate.gateway.client.recipes import turns
-from tests.client.small_cluster import SmallCluster, in_memory, settle
+from tests.client.small_cluster import SmallCluster, in_memory, now_s, settle
 
 PLACES = [("recipes", "q/"), ("recipes", "r/"), ("others", "q/")]
 
@@ -181,6 +181,53 @@ async def test_turn_of_one_who_goes_as_it_comes_is_the_next_ones(cluster: SmallC
     await stays
     await asyncio.wait([goes])
     assert not turns._LINES
+
+
+@pytest.mark.parametrize("steps", range(-1, 6))
+@in_memory
+async def test_refusal_is_told_to_those_who_stay_whoever_goes_as_it_comes(cluster: SmallCluster, steps: int) -> None:
+    """``steps`` after it, or in the same turn of the loop, before the others are told."""
+    client, refused = Asked(cluster.client), asyncio.Event()
+    client.waiting["recipes", "q/"] = 4
+
+    async def refuse(table: str, **_: Any) -> int:
+        await settle()
+        refused.set()
+        if steps < 0:
+            goes.cancel()
+        raise OperationFailed(Code.NOT_FOUND)
+
+    client.turns = refuse  # type: ignore[method-assign]
+
+    async def wait() -> None:
+        async with turns.turn(client, "recipes", "q/"):  # type: ignore[arg-type]
+            raise AssertionError("there is no row")
+
+    before, goes, behind = (asyncio.create_task(wait()) for _ in range(3))
+    await refused.wait()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    was_told = goes.done()
+    goes.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait([before, goes, behind])
+    for task in (before, behind):
+        with pytest.raises(OperationFailed, match="NOT_FOUND"):
+            await task
+    assert goes.cancelled() == (steps < 0 or not was_told)
+    assert not turns._LINES
+
+
+@in_memory
+async def test_who_is_refused_for_now_asks_again_after_a_pause(cluster: SmallCluster) -> None:
+    random.seed(0)
+    client = Asked(cluster.client)
+    client.waiting["recipes", "q/"] = 1
+    client.refusals += [OperationFailed(Code.OVERLOADED) for _ in range(40)]
+    cluster.plant("q/1", 1)
+    async with turns.turn(client, "recipes", "q/"):  # type: ignore[arg-type]
+        assert client.refused == 40
+    assert 40 * turns.PAUSE_S / 4 < now_s() < 40 * turns.PAUSE_S, "at random, lest all clients come back together"
 
 
 @in_memory
