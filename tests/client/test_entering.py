@@ -102,6 +102,24 @@ async def test_session_of_an_outbox_goes_on_with_the_bounds_it_was_opened_with(f
         assert session.outstanding == 0
 
 
+async def test_session_that_was_taken_over_goes_on_in_the_next_one_when_it_is_lost(
+    fake: FakeGateway, left: Path
+) -> None:
+    """The next one counts its owners from the beginning: under the number of before it would be refused."""
+    async with (
+        Client(fake.endpoints) as client,
+        client.session(outbox=left, renew_lost=True, on_unknown=print) as session,
+    ):
+        before = session.client_id
+        assert session.epoch == 2
+        fake.advance(61)
+        assert (await session.put("rows", "k", 1)).applied
+        assert session.client_id != before
+        assert session.epoch == 1
+        assert not session.lost.is_set()
+    assert not len(fake.machine.sessions)
+
+
 async def test_what_is_recovered_is_told_without_asking_and_reads_reflect_it(fake: FakeGateway, left: Path) -> None:
     async with Client(fake.endpoints) as client, client.session(outbox=left) as session:
         fake.nodes[0].requests.clear()
