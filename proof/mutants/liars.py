@@ -116,7 +116,7 @@ class LyingCluster(CheckCluster):
         async with aiohttp.ClientSession(auto_decompress=False) as http:
             for node, port in self._ports.items():
                 app = web.Application(client_max_size=2**26)
-                app.router.add_route("*", "/{path:.*}", self._handler(http, self._real[node]))
+                app.router.add_route("*", "/{path:.*}", lying(self._bug, http, self._real[node]))
                 runner = web.AppRunner(app, access_log=None)
                 await runner.setup()
                 await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -126,44 +126,45 @@ class LyingCluster(CheckCluster):
             for runner in runners:
                 await runner.cleanup()
 
-    def _handler(
-        self, http: aiohttp.ClientSession, real: str
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def forward(sent: Sent) -> Got:
-            async with http.request(sent.method, real + sent.path, data=sent.body, headers=sent.headers) as answer:
-                headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
-                return Got(answer.status, headers, await answer.read())
 
-        streams = self._bug if isinstance(self._bug, StreamBug) else StreamBug()
+def lying(bug: Bug, http: aiohttp.ClientSession, real: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return what answers in the place of the node at ``real``, with a bug."""
 
-        async def watch(request: web.Request) -> web.StreamResponse:
-            async with http.get(real + streams.asked(request.path_qs), headers=request.headers) as answer:
-                response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
-                await response.prepare(request)
-                buffer = b""
-                with contextlib.suppress(aiohttp.ClientError, ConnectionResetError):
-                    async for chunk in answer.content.iter_any():
-                        *whole, buffer = (buffer + chunk).split(b"\n\n")
-                        for event in whole:
-                            for told in streams.told(event + b"\n\n"):
-                                await response.write(told)
-                    await response.write(buffer)
-                return response
+    async def forward(sent: Sent) -> Got:
+        async with http.request(sent.method, real + sent.path, data=sent.body, headers=sent.headers) as answer:
+            headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+            return Got(answer.status, headers, await answer.read())
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            if request.path.endswith("/watch"):
-                return await watch(request)
-            headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
-            sent = Sent(request.method, request.path_qs, headers, await request.read())
-            try:
-                got = await self._bug(forward, sent)
-            except aiohttp.ClientError:
-                return web.Response(status=502)
-            if request.headers.get("Accept") == MSGPACK and got.headers == JSON:  # made here, for the SDK
-                got = Got(got.status, {"Content-Type": MSGPACK}, msgspec.msgpack.encode(got.json()))
-            return web.Response(status=got.status, headers=got.headers, body=got.body)
+    streams = bug if isinstance(bug, StreamBug) else StreamBug()
 
-        return handle
+    async def watch(request: web.Request) -> web.StreamResponse:
+        async with http.get(real + streams.asked(request.path_qs), headers=request.headers) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await response.prepare(request)
+            buffer = b""
+            with contextlib.suppress(aiohttp.ClientError, ConnectionResetError):
+                async for chunk in answer.content.iter_any():
+                    *whole, buffer = (buffer + chunk).split(b"\n\n")
+                    for event in whole:
+                        for told in streams.told(event + b"\n\n"):
+                            await response.write(told)
+                await response.write(buffer)
+            return response
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/watch"):
+            return await watch(request)
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
+        sent = Sent(request.method, request.path_qs, headers, await request.read())
+        try:
+            got = await bug(forward, sent)
+        except aiohttp.ClientError:
+            return web.Response(status=502)
+        if request.headers.get("Accept") == MSGPACK and got.headers == JSON:  # made here, for the SDK
+            got = Got(got.status, {"Content-Type": MSGPACK}, msgspec.msgpack.encode(got.json()))
+        return web.Response(status=got.status, headers=got.headers, body=got.body)
+
+    return handle
 
 
 class Strangers:
