@@ -14,7 +14,7 @@ from oncegate.proof.lincheck import Event, Result
 from tests.check.histories import Book
 
 OTHER = {"etag": "e", "crc": 2, "bytes": 9}
-BATCH = {"etag": "e", "crc": 1, "bytes": 9, "items": [["k", 1, 4], ["k", 2, 5]]}
+BATCH: dict[str, Any] = {"etag": "e", "crc": 1, "bytes": 9, "items": [["k", 1, 4], ["k", 2, 5]]}
 NOTHING = {f"{table}/{name}": 0 for table in ("giro", "savings") for name in ("ann", "bob", "cid")}
 
 
@@ -183,7 +183,9 @@ GOOD = {
     "dedup": Book()
     .did("append", "l0", 1, request="a/1")
     .read("l0", [1])
-    .did("answers", "a/1", "first", answers(("applied", 3, False), ("applied", 3, True), ("unknown", 0, False))),
+    .did("answers", "a/1", "first", answers(("applied", 3, False), ("applied", 3, True), ("unknown", 0, False)))
+    .did("increment", "d0", 1, 1)
+    .read("d0", 1, "sum"),
     "resolve": Book()
     .did("append", "l0", 1, request="a/1")
     .did("fates", "a/1", None, [["attempt", "applied", 3, "n1"], ["resolve", "applied", 3, "n2"]])
@@ -358,6 +360,7 @@ BAD: list[tuple[str, Book, str]] = [
         .did("append", "l0", 2, done(8, epoch=2), request="a/2"),
         "an owner that was taken over from",
     ),
+    ("dedup", Book().did("increment", "d0", 1, 1).read("d0", 2, "sum"), "linearizable counter"),
     (
         "dedup",
         Book().did("answers", "a/1", "first", answers(("applied", 3, False), ("applied", 3, False))),
@@ -406,6 +409,13 @@ BAD: list[tuple[str, Book, str]] = [
         "a session that was told of its end",
     ),
     (
+        "lease",
+        Book()
+        .did("append", "l0", 1, done(1), request="a/1")
+        .did("append", "l0", 1, done(2, replayed=True), request="a/1"),
+        "a session that was told of its end",
+    ),
+    (
         "leases",
         Book().did("look", "h0", None, {"at_ms": 1_021, "commit": 9, "version": 4, "value": 1, "ends_ms": 20}),
         "no row is there more than a second after",
@@ -444,6 +454,11 @@ BAD: list[tuple[str, Book, str]] = [
     ("flow", flow(["k", 1, 4], ["k", 2, 5], ["k", 2, 6]), LOST),
     ("flow", flow(["k", 2, 5], ["k", 1, 4]), LOST),
     ("flow", flow(["k", 1, 4], ["k", 2, 5], ["k", 3, 6]), LOST),
+    (
+        "flow",
+        flow(["k", 1, 4], ["k", 2, 5], ["k", 3, 6]).did("write", "changes", [["k", 3]], end="fail"),
+        LOST,
+    ),
     ("flow", flow(others=OTHER), "a batch is the same bytes"),
     ("flow", flow(stored=[["k", 1, 4]]), "the store holds every key once"),
     ("flow", flow(stored=[["k", 2, 5], ["k", 2, 5]]), "the store holds every key once"),
@@ -451,6 +466,7 @@ BAD: list[tuple[str, Book, str]] = [
     ("flow", flow(stored=[]), "the store holds every key once"),
     ("watch", watched().did("put", "a2", 9, 5).did(*told("a", 4, 5)), LOST),
     ("watch", watched().did("put", "a2", 9, 5).did(*told("", 4, 5, (5, "a2", 8))), LOST),
+    ("watch", watched().did(*told("", 4, 5, (5, "a2", 8))), LOST),
     ("watch", watched().did(*told("", 0, 4, (2, "b1", 2), (1, "a1", 1), (4, "b1", None))), LOST),
     ("watch", watched().did(*told("", 0, 4, (1, "a1", 1), (2, "b1", 2))), LOST),
     ("watch", watched().did(*told("", 0, 1, (1, "a1", 1), (1, "a1", 1))), LOST),
@@ -470,6 +486,7 @@ BAD: list[tuple[str, Book, str]] = [
     ("watch", ended().did(*told("", 9, 11)).read("a2", None), "each end is told once"),
     ("watch", watched().did("scan", "all", None, [3, [["a1", 1]]]), "a scan is the state"),
     ("watch", watched().did("scan", "all", None, [4, [["a1", 1], ["b1", 2]]]), "a scan is the state"),
+    ("watch", watched().did("scan", "all", None, [3, [["a1", 1], ["a1", 1], ["b1", 2]]]), "a scan is the state"),
     ("lock", locked().did("hold", "l0", None, 7), "tokens rise"),
     ("lock", locked().did("hold", "l1", None, 8), "tokens rise"),
     ("lock", locked().did("write", "l0/guarded", [4, 3], 10), "no write of an earlier holder"),
@@ -480,6 +497,17 @@ BAD: list[tuple[str, Book, str]] = [
     ),
     ("lock", locked().did("write", "l0/guarded", [4, 3], 10), "one holder at a time"),
     ("lock", locked().read("l0/guarded", [4, 1]), LOST),
+    (
+        "lock",
+        Book()
+        .did("hold", "l0", None, 4)
+        .did("write", "l0/guarded", [4, 1], 6)
+        .began("write", "l0/guarded", [4, 3], process=1)
+        .did("hold", "l0", None, 8)
+        .did("write", "l0/guarded", [8, 2], 9)
+        .ended("write", "l0/guarded", 10, process=1),
+        "one holder",
+    ),
     ("queue", worked().did("append", "d1", "1.2").read("d1", ["1.1", "1.2"]), "each item is completed or set aside"),
     ("queue", worked([1, 3]).read("d1", ["1.1"]), "each item is completed or set aside"),
     ("queue", worked([2, 3], [2, 3]).read("d1", ["1.1"]), "each item is completed or set aside"),
