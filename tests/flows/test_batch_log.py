@@ -60,6 +60,15 @@ class BatchLogMachine(RuleBasedStateMachine):
                 self.events += [0] * (number - 1 - len(self.events))
                 self.events.append(event)
 
+    @rule(newest=st.lists(st.integers(1, 50), min_size=1, max_size=3), share=st.floats(0, 1))
+    def seal_clock_and_drop(self, newest: list[int], share: float) -> None:
+        """What each rule alone seldom comes to: event times that are known and then dropped."""
+        for _ in newest:
+            self.seal(0, 1, 0, 1)
+        unknown = len(self.model) - self.log.clocked_through
+        self.clock((newest * unknown)[:unknown], 0)
+        self.drop(share)
+
     @rule(slept_ms=st.integers(0, 9))
     def sleep(self, slept_ms: int) -> None:
         self.log.sleep(slept_ms)
