@@ -6,20 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import pytest
 
 from oncegate import Client
+from oncegate.gateway.client import Tuning
 from oncegate.gateway.local.blocking_http import RequestRefused
 from oncegate.proof.check import restored_reads
 from oncegate.proof.check import workload as workloads
-from oncegate.proof.check.direct_session import AttemptReply, DirectSession, Nodes
+from oncegate.proof.check.direct_session import ATTEMPT_S, AttemptReply, DirectSession, Nodes
 from oncegate.proof.check.plan import PROCESSES_MAX, RunPlan
 from oncegate.proof.check.recorder import LANES, HistoryRecorder
 from oncegate.proof.check.restored_reads import ROWS_MAX, RestoredReads
 from oncegate.proof.check.workload import NotRecovered, Worker, World, value_of
 from oncegate.proof.check.workloads import workload_of
+from oncegate.proof.check.workloads.rows import IMPATIENT
 from oncegate.proof.lincheck import Event
 from oncegate.testing import FakeGateway
 
@@ -197,6 +200,79 @@ async def test_final_reads_are_of_each_key_at_each_node_and_end_the_run_where_on
     with pytest.raises(NotRecovered, match="n2: 0 no answer in time"):
         await made.final_reads("t", ["k"])
     assert [event.type for event in events] == ["invoke", "ok", "invoke", "fail"]
+
+
+def test_client_asks_the_nodes_in_turn_and_has_the_tuning_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[tuple[list[str], Tuning]]()
+    monkeypatch.setattr(workloads, "Client", lambda endpoints, *, tuning, **_: made.append((endpoints, tuning)))
+    run, nodes = world(lambda *_: OK, [])
+    for turn in (0, 2, 4):
+        run.client(turn)
+    run.client(0, IMPATIENT)
+    one, two, three = nodes.endpoints().values()
+    usual = Tuning(attempt_timeout_s=ATTEMPT_S)
+    assert made == [
+        ([one, two, three], usual),
+        ([three, one, two], usual),
+        ([two, three, one], usual),
+        ([one, two, three], IMPATIENT),
+    ]
+
+
+@pytest.mark.parametrize(("workload", "level"), [("register", None), ("runs", 4)])
+async def test_cluster_is_raised_to_the_level_of_a_workload_before_its_table_is_declared(
+    workload: str, level: int | None
+) -> None:
+    bodies = list[Any]()
+
+    def answer(node: str, method: str, path: str, body: Any) -> AttemptReply:
+        bodies.append((method, path, body))
+        return OK
+
+    ran = workload_of(workload)
+    made, _ = world(answer, [])
+    await ran.set_up(made)
+    raised = [] if level is None else [("POST", "/v1/cluster/level", {"level": level})]
+    assert bodies == [*raised, ("PUT", f"/v1/tables/{ran.table}", {"kind": "resident"})]
+
+
+async def test_answered_request_is_acknowledged_by_the_next_one_and_what_is_kept_is_not() -> None:
+    firsts, sequences = list[int](), list[int]()
+
+    def answer(node: str, method: str, path: str, body: Any) -> AttemptReply:
+        firsts.append(body["first_incomplete"])
+        sequences.append(body["operations"][0]["sequence"])
+        return result("applied") if len(firsts) > 1 else LATE
+
+    one = worker(answer, [])
+    kept = one.session.take()
+    await one.write({"op": "put", "key": "k"}, "write", 8)
+    one.session.acknowledge(kept)
+    await one.write({"op": "put", "key": "k"}, "write", 9)
+    assert (sequences, firsts) == ([2, 2, 3], [1, 1, 3])
+
+
+async def test_session_is_asked_for_until_a_node_opens_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = [None, None, DirectSession(cast(Nodes, None), Random(1), "b", 1)]
+    asked = list[float]()
+
+    async def open_session(nodes: Any, random: Any, *, lease_ms: int, open_s: float) -> DirectSession | None:
+        asked.append(lease_ms)
+        return opened.pop(0)
+
+    monkeypatch.setattr(workloads, "open_session", open_session)
+    one = worker(lambda *_: OK, [])
+    assert await one.has_session(1_234)
+    assert (one.session.client_id, asked) == ("b", [1_234] * 3)
+
+
+def test_process_that_is_none_begins_nothing() -> None:
+    events = list[Event]()
+    for process in (-1, LANES):
+        with pytest.raises(ValueError, match="is none"):
+            HistoryRecorder(events.append).begin(process, "read")
+    HistoryRecorder(events.append).begin(LANES - 1, "read")
+    assert len(events) == 1
 
 
 def restored(events: list[Event], keys: int, processes: int = 6) -> RestoredReads:
