@@ -9,8 +9,11 @@ next saves.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
+from errno import EIO
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -140,3 +143,55 @@ def test_first_file_of_its_name_leaves_the_room_to_the_next_vote() -> None:
     assert RESERVE_FILE in disk.names()
     write_small(disk, "ballot", MAGIC, b"second")
     assert content(disk, "ballot") == b"second"
+
+
+class CountedDisk(FakeDisk):
+    """Knows which of the files that were opened are closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[tuple[Any, list[None]]] = []
+
+    def _counted(self, file: Any) -> Any:
+        closed, close = list[None](), file.close
+
+        def closing() -> None:
+            closed.append(None)
+            close()
+
+        file.close = closing
+        self.files.append((file, closed))
+        return file
+
+    def open(self, name: str) -> Any:
+        return self._counted(super().open(name))
+
+    def create(self, name: str, size: int = 0) -> Any:
+        return self._counted(super().create(name, size))
+
+
+def test_each_file_that_is_opened_is_closed_whatever_fails() -> None:
+    """The room is asked for again and again for as long as a disk is full: descriptors would run out."""
+    seen = set[str]()
+    for failing in range(1, 40):
+        disk = CountedDisk()
+        for name in FILES:
+            write_small(disk, name, MAGIC, b"first")
+        renew_reserve(disk, 4_096)
+        calls = count(1)
+
+        def called(call: str, name: str, disk: FakeDisk = disk, calls: Iterator[int] = calls, n: int = failing) -> None:
+            disk.fill()
+            if next(calls) == n:
+                seen.add(call)
+                raise OSError(EIO, "failed")
+
+        disk.on_call = called
+        with suppress(OSError):
+            write_small(disk, "ballot", MAGIC, b"second")
+        with suppress(OSError):
+            recover_reserve(disk)
+        with suppress(OSError):
+            renew_reserve(disk, 4_097)
+        assert [len(closed) for _, closed in disk.files] == [1] * len(disk.files)
+    assert seen >= {"create", "write", "sync", "rename"}
