@@ -101,6 +101,18 @@ def _of_the_tail(scene: Scene) -> None:
     scene.payloads[BATCHES + 1] = b"other"
 
 
+def _before_the_one_before(scene: Scene) -> None:
+    batches = scene.state.machine.flows.get("f").batches
+    batches._first_commits[2] = batches._last_commits[1]
+
+
+def _remembered(scene: Scene, sequence: int, first_incomplete: int) -> None:
+    """One of the operations has another commit number where it is remembered."""
+    known = {sequence: SimpleNamespace(commit=99)}
+    tracker = SimpleNamespace(first_incomplete=first_incomplete, find=known.get)
+    scene.state.machine.trackers = cast(Any, {scene.client_id: tracker})
+
+
 DAMAGED: dict[str, tuple[Callable[[Scene], object], str]] = {
     "a file is gone": (lambda scene: _lost(scene, 2), "batch 2 of f: expected 3 items, commits 4..6, found no file"),
     "a file that nothing seals": (
@@ -114,6 +126,14 @@ DAMAGED: dict[str, tuple[Callable[[Scene], object], str]] = {
         "batch 2 of f: expected 1 bytes, ",
     ),
     "other bytes than an entry sealed that may be committed": (_of_the_tail, "batch 5 of f: expected 6 bytes"),
+    "batches that overlap": (
+        _before_the_one_before,
+        "batch 3 of f: expected a first commit above 6",
+    ),
+    "an operation that is remembered otherwise": (
+        lambda scene: _remembered(scene, 5, 5),
+        "batch 2 of f: expected commit 99 for ",
+    ),
     "a row of another version": (lambda scene: _row(scene, _later), "row t/k1: expected "),
     "a row that is gone": (lambda scene: _row(scene, lambda row: None), "row t/k1: expected "),
 }
@@ -150,6 +170,7 @@ WHOLE: dict[str, tuple[Callable[[Scene], object], int]] = {
     "a file that can be made again": (_not_required, BATCHES - 1),
     "a file that an entry of the log lets go": (_let_go, BATCHES - 1),
     "a file of an entry that may be committed": (_sealed_in_the_tail, BATCHES),
+    "an operation that is acknowledged": (lambda scene: _remembered(scene, 5, 6), BATCHES),
     "files of a log without its beginning": (lambda scene: scene.built.clear(), BATCHES),
 }
 
