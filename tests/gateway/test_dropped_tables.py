@@ -171,6 +171,19 @@ def test_rows_that_end_go_with_their_table_and_are_not_looked_for_afterwards() -
     assert len(log.machine.ends) == 0
 
 
+def test_rows_of_a_dropped_table_whose_time_is_over_are_not_found_due_again_before_it_is_swept() -> None:
+    log = Log()
+    log.declare()
+    write = c.Write(SequenceNumber(1), c.OpKind.PUT, "t", "a", Fingerprint(1), b"1", ttl_ms=1_000)
+    log.do(c.OperateMixed(1, 1, SequenceNumber(1), [write]))
+    log.drop(force=True)
+    machine, later = log.machine, 2_000
+    due = machine.ends.due(later, c.END_MAX)
+    assert due
+    machine.apply(log.index + 1, 1, c.encode_entry(later, [c.EndRows(due)]))
+    assert not machine.ends.due(later, c.END_MAX), "a leader would propose them for ever"
+
+
 def test_tables_have_a_bound_also_over_the_life_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     log.declare("first")
