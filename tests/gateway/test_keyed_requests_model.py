@@ -1,4 +1,4 @@
-"""Requests under idempotency keys against a dictionary: what is new, what is remembered, and for how long at least."""
+"""Requests under idempotency keys below the level of buckets, against a dictionary: new or remembered, and how long."""
 
 from __future__ import annotations
 
