@@ -49,6 +49,7 @@ class Exchange:
         running: idempotency keys whose first request this node has not answered yet.
         query: its parameters, the first of each name.
         age_ms: set for a ``stale`` read: its answer, a problem too, says how old it may be.
+        commit: set by a read: its refusal, which may come later, reflects the state of this commit number.
     """
 
     node: Node
@@ -60,6 +61,7 @@ class Exchange:
     running: set[str]
     query: Mapping[str, str] = field(default_factory=dict)
     age_ms: int | None = None
+    commit: int | None = None
 
     @property
     def tenant(self) -> str:
@@ -161,10 +163,15 @@ def standing(node: Node, age_ms: int | None = None) -> dict[str, str]:
     return headers
 
 
-def refused(node: Node, refusal: OncegateError, age_ms: int | None = None, **members: Any) -> Reply:
-    """Return the ``application/problem+json`` reply of a refusal, with extension members (RFC 9457 §3.2)."""
+def refused(
+    node: Node, refusal: OncegateError, age_ms: int | None = None, commit: int | None = None, **members: Any
+) -> Reply:
+    """Return the ``application/problem+json`` reply of a refusal, with extension members (RFC 9457 §3.2).
+
+    ``age_ms``, ``commit``: of the state that it reflects; by default that of now.
+    """
     reply = bare_refusal(refusal, **members)
-    reply.headers[wire.H_COMMIT] = str(node.machine.commit)
+    reply.headers[wire.H_COMMIT] = str(node.machine.commit if commit is None else commit)
     reply.headers.update(standing(node, age_ms))
     return reply
 

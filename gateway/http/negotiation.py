@@ -45,6 +45,8 @@ HELD_BYTES: Final = web.RequestKey("held_bytes", int)
 """Set once a large body is held; the gate releases it."""
 AGE_MS: Final = web.RequestKey("age_ms", int)
 """Set for a ``stale`` read: its answer, a problem too, says how old it may be."""
+COMMIT: Final = web.RequestKey("commit", int)
+"""Set by a read of a row: its problem reflects the state of this commit number."""
 
 
 def wants_msgpack(request: web.Request) -> bool:
@@ -78,6 +80,8 @@ async def ordered(request: web.Request, make: MakeOrdering) -> web.Response:
     finally:
         if begun.age_ms is not None:
             request[AGE_MS] = begun.age_ms
+        if begun.commit is not None:
+            request[COMMIT] = begun.commit
     encoded: bytes | None = None
     if ordering.many_values and exchange.is_long(answer, packed=begun.packed):
         encoded = await _encoded(request, answer, packed=begun.packed)
@@ -215,7 +219,8 @@ def is_current(headers: Headers, etag: str) -> bool:
 
 def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web.Response:
     """Make the ``application/problem+json`` response of a refusal, with extension members (RFC 9457 §3.2)."""
-    return response_of(exchange.refused(request.app[NODE], refusal, request.get(AGE_MS), **members))
+    age_ms, commit = request.get(AGE_MS), request.get(COMMIT)
+    return response_of(exchange.refused(request.app[NODE], refusal, age_ms, commit, **members))
 
 
 def standing(request: web.Request) -> dict[str, str]:

@@ -86,6 +86,15 @@ def test_answer_written_in_one_step_is_the_one_of_many_steps(
             assert at_once == request.written(reply)
 
 
+@given(nodes, st.sampled_from([Operate, Put, Delete, Increase, Extend]), answers)
+def test_every_end_of_a_write_is_told_with_the_commit_of_its_entry(node: Any, kind: type, answer: Answer) -> None:
+    """Later entries have been applied by then: the machine's commit number is another."""
+    exchange = Exchange(node, ANONYMOUS, Usage(None), lambda name: [], UNNAMED, False, set())  # type: ignore[arg-type]
+    answer.body.results[0].code = "CONDITION_FAILED" if answer.body.results[0].status == "refused" else "NOT_FOUND"
+    told = _ordering(kind, exchange).reply(answer, None).headers[wire.H_COMMIT]
+    assert told == str(answer.commit)
+
+
 def test_usual_answers_are_written_in_one_step() -> None:
     node: Any = SimpleNamespace(leader_http="http://h:1", machine=SimpleNamespace(time_ms=7))
     exchange = Exchange(node, ANONYMOUS, Usage(None), lambda name: [], UNNAMED, False, set())  # type: ignore[arg-type]

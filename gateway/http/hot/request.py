@@ -162,7 +162,8 @@ class HotRequest:
             log.error("a request was answered and could not be counted", exc_info=fault)
             return
         try:
-            self._reply(exchanges.refused(self._exchange.node, refusal_of(fault), self._exchange.age_ms))
+            exchange = self._exchange
+            self._reply(exchanges.refused(exchange.node, refusal_of(fault), exchange.age_ms, exchange.commit))
         except Exception:  # whoever refuses has others to tell
             log.exception("a refusal could not be told, or not be counted")
             self._end(_NOTHING_TOLD)

@@ -169,7 +169,7 @@ class Change:
         """Tell what became of it."""
         node, result = self._exchange.node, answer.body.results[0]
         if result.status == "rejected":
-            reply = problem_of(node, rejection(result, node.machine))
+            reply = problem_of(node, rejection(result, node.machine), commit=answer.commit)
             reply.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
         else:
             request_id = f"{self._client_id}/{result.sequence}"

@@ -188,7 +188,7 @@ class ReadRow:
         floor = 0 if watching is None else watching.read_floor(linearizable=linearizable)
         exchange.age_ms = await reached(node.reads, exchange.query)
         # Read before the look-up, which may wait: the answer reflects at least this commit and promises no more.
-        commit = int(node.machine.commit)
+        commit = exchange.commit = int(node.machine.commit)
         try:
             found = await node.reads.row(table, key)
         except OncegateError:

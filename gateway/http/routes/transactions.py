@@ -93,6 +93,7 @@ async def _answered(request: web.Request, client_id: int, answer: Answer) -> web
     response: web.StreamResponse
     if result.status == "rejected":
         response = problem(request, rows.rejection(result, request.app[NODE].machine))
+        response.headers[wire.H_COMMIT] = str(answer.commit)
         response.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
     else:
         if result.status == "applied" and isinstance(result.commit, int):
