@@ -235,6 +235,21 @@ async def test_put_many_goes_on_as_a_whole_or_says_how_far_it_came(fake: FakeGat
     assert len(fake.executed) == 40 + 8 + 1
 
 
+@pytest.mark.parametrize("table", ["rows", "events"])
+async def test_put_many_that_got_no_place_in_its_session_is_one_of_the_next(fake: FakeGateway, table: str) -> None:
+    """Writes that go on keep their places: those who wait for them are woken when another session is open."""
+    async with Client(fake.endpoints) as client, client.session(renew_lost=True, window=2) as session:
+        lost = session.client_id
+        await session.put_many(table, [("first", 0)])
+        fake.advance(61)
+        going_on = [session.submit("put", "rows", key, 1) for key in "ab"]
+        many = asyncio.create_task(session.put_many(table, [("c", 1), ("d", 2)]))
+        assert {result.client_id for result in await asyncio.gather(*going_on)} == {session.client_id} != {lost}
+        told = await many
+        assert told.client_id == session.client_id
+    assert [write.sequence for write in fake.executed if write.key in "cd"] == [told.first, told.last]
+
+
 async def test_session_that_was_taken_over_does_not_come_back(fake: FakeGateway) -> None:
     async with Client(fake.endpoints) as client, client.session(renew_lost=True) as session:
         url = f"{fake.endpoints[0]}/v1/sessions/{session.client_id:016x}/take-over"
