@@ -23,7 +23,7 @@ from oncegate.rifl.ids import parse_request_id
 from tests.check.in_memory import BAD, Run, Trouble, made
 
 SECONDS = 0.4
-RUNS_MAX = 30
+RUNS_MAX = 200
 """The machine decides what meets what: a run does all that its workload can, or does not."""
 SERVER = ["OpenSession"]
 LISTS = ["append ok", "append failed", "append unknown", "read ok", "append", *SERVER]
