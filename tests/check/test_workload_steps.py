@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from oncegate import Client
+from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, PartialFailure
 from oncegate.gateway.client import Tuning
 from oncegate.gateway.local.blocking_http import RequestRefused
 from oncegate.proof.check import restored_reads
@@ -22,6 +22,7 @@ from oncegate.proof.check.recorder import LANES, HistoryRecorder
 from oncegate.proof.check.restored_reads import ROWS_MAX, RestoredReads
 from oncegate.proof.check.workload import NotRecovered, Worker, World, value_of
 from oncegate.proof.check.workloads import workload_of
+from oncegate.proof.check.workloads.order import _told
 from oncegate.proof.check.workloads.rows import IMPATIENT
 from oncegate.proof.lincheck import Event
 from oncegate.testing import FakeGateway
@@ -325,3 +326,9 @@ async def test_backup_that_cannot_be_read_is_given_up_as_a_whole_and_the_next_on
     assert await asyncio.to_thread(reads.begin, "n1")
     nothing = restored(list[Event](), 0)
     assert not await asyncio.to_thread(nothing.begin, "n1")
+
+
+def test_of_rows_of_which_some_were_applied_the_order_says_nothing_for_certain() -> None:
+    partial = PartialFailure(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED, applied=1, failed=2)
+    ends = [None, OutcomeUnknown(Code.TIMEOUT), partial, OperationFailed(Code.QUOTA)]
+    assert [_told(end) for end in ends] == ["applied", "unknown", "unknown", "not_applied"]
