@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -112,19 +112,31 @@ class LyingCluster(CheckCluster):
             self._loop.close()
 
     async def _serve(self, up: threading.Event) -> None:
-        runners = []
-        async with aiohttp.ClientSession(auto_decompress=False) as http:
-            for node, port in self._ports.items():
-                app = web.Application(client_max_size=2**26)
-                app.router.add_route("*", "/{path:.*}", lying(self._bug, http, self._real[node]))
-                runner = web.AppRunner(app, access_log=None)
-                await runner.setup()
-                await web.TCPSite(runner, "127.0.0.1", port).start()
-                runners.append(runner)
+        async with in_front(self._bug, self._real, self._ports):
             up.set()
             await self._stop.wait()
-            for runner in runners:
-                await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def in_front(
+    bug: Bug, real: Mapping[str, str], ports: Mapping[str, int], *, stop_s: float = 60.0
+) -> AsyncIterator[dict[str, str]]:
+    """Serve a proxy with a bug in front of each node, at its port, 0 for a free one; tell where they are.
+
+    At the end requests under way have ``stop_s`` to end by themselves.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        found = dict[str, str]()
+        for node, port in ports.items():
+            app = web.Application(client_max_size=2**26)
+            app.router.add_route("*", "/{path:.*}", lying(bug, http, real[node]))
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=stop_s)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+            found[node] = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield found
 
 
 def lying(bug: Bug, http: aiohttp.ClientSession, real: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

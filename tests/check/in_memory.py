@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 from aiohttp import web
 
 from oncegate.gateway.answers import Answer
@@ -22,7 +21,7 @@ from oncegate.proof.check.recorder import HistoryRecorder
 from oncegate.proof.check.workload import Worker, Workload, World
 from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event, Result
-from oncegate.proof.mutants.liars import Bug, lying
+from oncegate.proof.mutants.liars import Bug, in_front
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.testing import FakeGateway
 
@@ -84,7 +83,8 @@ async def made(
         fake = await stack.enter_async_context(CountedGateway(nodes=NODES))
         endpoints = {node.node_id: node.endpoint for node in fake.nodes}
         if bug is not None:
-            endpoints = await stack.enter_async_context(_lied_about(endpoints, bug()))
+            ports = dict.fromkeys(endpoints, 0)
+            endpoints = await stack.enter_async_context(in_front(bug(), endpoints, ports, stop_s=0.1))
         nodes = await stack.enter_async_context(Nodes(lambda: endpoints))
         world = World(plan, nodes, HistoryRecorder(events.append), directory)
         weather = _Weather(fake, random.Random(f"weather {seed}"), trouble)
@@ -144,21 +144,3 @@ class _Weather:
             return None
 
         return before
-
-
-@asynccontextmanager
-async def _lied_about(endpoints: dict[str, str], bug: Bug) -> AsyncIterator[dict[str, str]]:
-    """Serve a proxy with a bug in front of each node."""
-    async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        found = dict[str, str]()
-        for node, real in endpoints.items():
-            app = web.Application(client_max_size=2**26)
-            app.router.add_route("*", "/{path:.*}", lying(bug, http, real))
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            found[node] = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield found
