@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import aiohttp
 import msgspec
@@ -69,6 +68,7 @@ class Got(NamedTuple):
 
 Forward = Callable[[Sent], Awaitable[Got]]
 Bug = Callable[[Forward, Sent], Awaitable[Got]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class StreamBug:
@@ -125,12 +125,20 @@ async def in_front(
 
     At the end requests under way have ``stop_s`` to end by themselves.
     """
+    handling: set[asyncio.Task[Any]] = set()
+
+    async def ended() -> None:
+        for task in handling:
+            task.cancel()
+        await asyncio.gather(*handling, return_exceptions=True)
+
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        stack.push_async_callback(ended)
         found = dict[str, str]()
         for node, port in ports.items():
             app = web.Application(client_max_size=2**26)
-            app.router.add_route("*", "/{path:.*}", lying(bug, http, real[node]))
+            app.router.add_route("*", "/{path:.*}", _noted(lying(bug, http, real[node]), handling))
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=stop_s)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -139,7 +147,21 @@ async def in_front(
         yield found
 
 
-def lying(bug: Bug, http: aiohttp.ClientSession, real: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _noted(handle: Handler, handling: set[asyncio.Task[Any]]) -> Handler:
+    """Keep the tasks of a handler while they run."""
+
+    async def noted(request: web.Request) -> web.StreamResponse:
+        task = cast(asyncio.Task[Any], asyncio.current_task())
+        handling.add(task)
+        try:
+            return await handle(request)
+        finally:
+            handling.discard(task)
+
+    return noted
+
+
+def lying(bug: Bug, http: aiohttp.ClientSession, real: str) -> Handler:
     """Return what answers in the place of the node at ``real``, with a bug."""
 
     async def forward(sent: Sent) -> Got:
@@ -452,8 +474,17 @@ def sends_other_bytes_of_a_batch_each_time() -> Bug:
 
 def loses_a_change_when_a_watch_goes_on() -> Bug:
     class Loses(StreamBug):
+        loses = False
+
         def asked(self, path: str) -> str:
-            return re.sub(r"from=(\d+)", lambda found: f"from={int(found[1]) + 2}", path)
+            self.loses = self.loses or "from=" in path
+            return path
+
+        def told(self, event: bytes) -> list[bytes]:
+            if self.loses and b"event: changes" in event:
+                self.loses = False
+                return []
+            return [event]
 
     return Loses()
 
