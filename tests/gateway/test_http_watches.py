@@ -88,6 +88,28 @@ async def test_watches_and_those_who_wait_for_turns_take_no_place_of_their_tenan
     assert (await api.call("GET", "/v1/tables/rows/rows/q1"))[0] == 200, "their places are as they were"
 
 
+async def test_a_watch_is_told_when_it_has_caught_up_whether_others_watch_the_same_rows_or_not(
+    served: tuple[Api, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "KEEP_ALIVE_S", 10_000.0)
+    api, node = served
+    client_id = await api.session()
+    path = "/v1/tables/rows/watch?prefix=k"
+    async with api._http.get(path) as other:
+        assert [one["event"] for one in await events(other, 1)] == ["progress"]
+        at = node.machine.commit
+        await api.operate(client_id, put(1, "elsewhere", 1))
+        for changes in range(3):
+            last = node.machine.commit
+            async with api._http.get(f"{path}&from={at}") as stream:
+                *told, caught_up = await events(stream, changes + 2)
+            assert [(one["event"], one["id"]) for one in told[:1]] == [("progress", str(at))]
+            assert [one["event"] for one in told[1:]] == ["changes"] * changes
+            assert (caught_up["event"], caught_up["id"]) == ("progress", str(last))
+            await api.operate(client_id, put(2 + 2 * changes, f"k{changes}", 1))
+            await api.operate(client_id, put(3 + 2 * changes, "elsewhere", 1))
+
+
 async def test_a_watch_begins_where_it_is_asked_to_and_says_where(served: tuple[Api, Node]) -> None:
     api, node = served
     client_id = await api.session()

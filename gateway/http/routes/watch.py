@@ -157,7 +157,7 @@ async def turns(request: web.Request) -> web.StreamResponse:
 async def _tell(request: web.Request, response: web.StreamResponse, watcher: Watcher, incarnation: int) -> None:
     """Write events of a table until the watch ends, or its client goes."""
     node, loop, table = request.app[NODE], asyncio.get_running_loop(), watcher.audience.table
-    looks = False
+    looks, begins = False, watcher.position < node.watching.history.last
 
     def look() -> None:
         nonlocal looks
@@ -176,7 +176,8 @@ async def _tell(request: web.Request, response: web.StreamResponse, watcher: Wat
                 node.check_sound()
                 if resident(node.machine, table).incarnation != incarnation:
                     raise OncegateError(Code.NOT_FOUND, f"table {table} was dropped, and declared again")
-                was_behind = watcher.is_behind
+                # Where others watch the same rows it may have nothing to look at, and is told that it has caught up.
+                was_behind, begins = begins or watcher.is_behind, False
                 told = watcher.take()
             except OncegateError as refusal:
                 await response.write(_end(refusal))
