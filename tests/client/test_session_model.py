@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -372,10 +372,13 @@ def _id(future: asyncio.Future[Any]) -> RequestId | None:
     return told
 
 
-def run(seed: int, test: Callable[[Nodes, Client], Coroutine[Any, Any, None]]) -> None:
+N = TypeVar("N", bound=Nodes)
+
+
+def run(seed: int, test: Callable[[N, Client], Coroutine[Any, Any, None]], kind: type[N] = Nodes) -> None:  # type: ignore[assignment]
     async def whole() -> None:
         await asyncio.sleep(1.0)
-        nodes = Nodes(seed)
+        nodes = kind(seed)
         async with Client(["http://n:1"]) as client:
             link = client._connection
             link.tuning = TUNING
