@@ -180,12 +180,12 @@ class Sender:
     async def abort(self, reason: OperationFailed) -> None:
         """Fail all pending writes and end all requests; returns when none of the sender's tasks runs any more."""
         self.end(reason)
-        await self._learner.close()
+        self._sweep.cancel()
         tasks = list(self._tasks)
         for task in tasks:
-            task.cancel()
+            task.cancel()  # before anything is waited for: who waits may be cancelled too
+        await self._learner.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._sweep.cancel()
 
     def end(self, reason: OperationFailed) -> None:
         """Take no further writes and fail those that have not travelled; they are surely not applied."""

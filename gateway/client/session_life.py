@@ -359,12 +359,14 @@ class SessionLife:
             tasks = [task for task in (keeper, self._reopening) if task is not None]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            is_open = self.sender.is_open
-            try:
-                await self.sender.abort(closed)
+            try:  # each step, although the one before is cut off: nobody comes back for what is left
+                await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                told = await self._close_outbox(told=told) and told
+                is_open = self.sender.is_open
+                try:
+                    await self.sender.abort(closed)
+                finally:
+                    told = await self._close_outbox(told=told) and told
         if told and is_open:
             await self._say_goodbye()
 

@@ -21,7 +21,7 @@ from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.client.session_life import CLOSE_TIMEOUT_S
 from oncegate.rifl.ids import format_client_id
 from tests.at_once import AtOnce
-from tests.client.answers import fails
+from tests.client.answers import fails, settle
 from tests.client.test_session_model import LEASE_S, SLACK_S, TUNING, Nodes, read, run
 
 WRITE_S = 3.0
@@ -183,6 +183,42 @@ def test_leaving_ends_what_a_session_has_and_tells_the_cluster_if_nothing_is_lef
         leaving.judge(nodes.loop.time() - began, path)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         await leaving.stays_left()
+
+    play(test)
+
+
+@pytest.mark.parametrize("keeps", BOTH)
+@pytest.mark.parametrize("drain", BOTH)
+def test_leaving_that_is_cut_off_at_any_moment_leaves_nothing_behind(drain: bool, keeps: bool, tmp_path: Path) -> None:
+    """By a second cancellation, say: nobody calls ``close`` again, and it does nothing the second time."""
+
+    async def test(nodes: Moody, client: Client) -> None:
+        for turns in range(20):
+            path, slow = tmp_path / f"{turns}", turns % 2 == 0
+            session = client.session(outbox=path if keeps else None, lease_ms=round(LEASE_S * 1000))
+            await session.__aenter__()
+            await client._connection.kinds.learn("rows", nodes.loop.time() + WRITE_S)
+            nodes.hows = {"/operations": "after", "/resolve": "late"}
+            with pytest.raises(OutcomeUnknown):
+                await session.append("rows", "d", 1, timeout_s=0.3)
+            await asyncio.sleep(TUNING.attempt_timeout_s)  # it is being asked about
+            nodes.hows["/operations"] = "late" if slow else ""
+            writes = [session.submit("append", "rows", "w", at, timeout_s=WRITE_S) for at in range(WRITES)]
+            await asyncio.sleep(0.0005)
+            leaving = asyncio.ensure_future(session.close(drain=drain))
+            for _ in range(turns // 2 + 1):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait([leaving], timeout=WRITE_S)
+            assert leaving.done()
+            await settle()
+            assert not client._connection._sessions
+            assert session.memory_ms_left == session.outstanding == 0
+            for write in writes:
+                assert isinstance(write.exception(), OperationFailed | None), "its caller is told, too"
+            if keeps:
+                OutboxFile(path).close()  # nobody holds it
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
     play(test)
 
