@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown, Session
+from oncegate import Client, Code, OncegateError, OperationFailed, Outcome, OutcomeUnknown, Session
 from oncegate.gateway.client import durable_outbox
+from oncegate.gateway.client.answer_head import AnswerHead
 from oncegate.gateway.client.outbox_file import OutboxFile
 from oncegate.gateway.client.session_life import CLOSE_TIMEOUT_S
 from oncegate.rifl.ids import format_client_id
@@ -29,26 +30,30 @@ WRITE_S = 3.0
 
 
 class Moody(Nodes):
-    """Nodes that treat some kinds of requests in a way of their own: by what is found in method and path."""
+    """Nodes that treat some kinds of requests in a way of their own, by what is found in method and path.
+
+    They do as with all that fail (:class:`Nodes`), or refuse them.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.hows: dict[str, str] = {}
+        self.hows: dict[str, str | OncegateError] = {}
         self.seen: list[str] = []
+        self.seen_at: list[float] = []
 
     async def ask(self, request: bytes, due: float, finish: Callable[..., Any]) -> Any:
         method, path, *_ = read(request)
         self.seen.append(f"{method} {path}")
-        self.fates.extend([how for kind, how in self.hows.items() if re.search(kind, self.seen[-1])][:1])
+        self.seen_at.append(self.loop.time())
+        how = next((how for kind, how in self.hows.items() if re.search(kind, self.seen[-1])), None)
+        if isinstance(how, OncegateError):
+            status, headers, told = self._refusal(how)
+            return finish(AnswerHead(status, len(told), True, headers), told)
+        self.fates.extend([] if how is None else [how])
         return await super().ask(request, due, finish)
 
     def count(self, kind: str) -> int:
         return sum(re.search(kind, asked) is not None for asked in self.seen)
-
-
-@pytest.fixture(autouse=True)
-def _disk_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable_outbox, "ThreadPoolExecutor", AtOnce)
 
 
 def play(test: Callable[[Moody, Client], Coroutine[Any, Any, None]]) -> None:
@@ -56,7 +61,9 @@ def play(test: Callable[[Moody, Client], Coroutine[Any, Any, None]]) -> None:
         asyncio.get_running_loop().set_default_executor(AtOnce())
         await test(nodes, client)
 
-    run(0, alone, Moody)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable_outbox, "ThreadPoolExecutor", AtOnce)
+        run(0, alone, Moody)
 
 
 class Case(NamedTuple):
@@ -162,6 +169,11 @@ class Leaving:
         if self.doubt is not None and case.drain and case.state == "open" and not case.keeps:
             assert self.doubt.request_id is not None
             assert (await session.resolve(self.doubt.request_id)).applied, "it was learned before nobody could tell"
+        if self.waiting and case.drain and case.state == "open" and not case.keeps:
+            for one in self.waiting:
+                if isinstance(failure := one.exception(), OutcomeUnknown):
+                    assert failure.request_id is not None
+                    assert (await failure.resolve()).state == "sealed", "also what was in doubt at its deadline only"
         await asyncio.sleep(2 * LEASE_S)
         assert len(nodes.seen) == asked
 
