@@ -163,6 +163,8 @@ class Leaving:
         nodes, session, case = self.nodes, self.session, self.case
         asked = len(nodes.seen)
         await session.close()
+        with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+            await session.__aenter__()
         for write in (session.put, session.append):
             with fails(Code.SESSION_EXPIRED, Outcome.NOT_APPLIED):
                 await write("rows", "k", 1)
