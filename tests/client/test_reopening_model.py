@@ -79,15 +79,32 @@ class Lost:
         assert nodes.count(f"/{format_client_id(session.client_id)}/renew$") >= 6
 
 
+async def doubt_of(nodes: Moody, session: Session, row: str) -> RequestId:
+    """Leave a write in doubt about which the session cannot ask."""
+    nodes.hows |= {"/operations": "after", "/resolve": "before"}
+    with pytest.raises(OutcomeUnknown) as doubt:
+        await session.append("rows", row, 1, timeout_s=0.3)
+    await asyncio.sleep(2 * TUNING.attempt_timeout_s)
+    del nodes.hows["/operations"]
+    assert doubt.value.request_id is not None
+    return doubt.value.request_id
+
+
 @pytest.mark.parametrize("keeps", BOTH)
 @pytest.mark.parametrize("how", ["", "busy", "before", "after", FOR_GOOD], ids=str)
 def test_next_session_is_opened_as_soon_as_it_can_be_and_lives_as_the_first_one_did(
     how: str | OncegateError, keeps: bool, tmp_path: Path
 ) -> None:
     async def test(nodes: Moody, client: Client) -> None:
+        if keeps:  # an earlier process leaves something, so that its session lives on, under another epoch
+            before = Lost(nodes, client, tmp_path / "o", keeps=True)
+            async with before.session as session:
+                await doubt_of(nodes, session, "d")
+            nodes.hows.clear()
         lost = Lost(nodes, client, tmp_path / "o", keeps=keeps)
         async with lost.session as session:
             first = session.client_id
+            assert session.epoch == (2 if keeps else 1)
             await session.append("rows", "l", 0)
             await lost.is_kept_alive()
             began = len(nodes.seen)
@@ -109,6 +126,7 @@ def test_next_session_is_opened_as_soon_as_it_can_be_and_lives_as_the_first_one_
                     pause_s = min(REOPEN_CAP_S, REOPEN_FIRST_S * 2**number)
                     assert pause_s - SLACK_S <= gap <= pause_s + 1.0
             await lost.is_kept_alive()
+            assert session.epoch == 1
             if keeps:
                 file = OutboxFile(lost.path, read_only=True)
                 assert (file.head.client_id, file.head.nonce) == (session.client_id, "")
@@ -157,17 +175,6 @@ def test_opening_anew_is_given_up_where_trying_again_is_no_use(
         assert len(nodes.executed("l")) == 1
 
     play(test)
-
-
-async def doubt_of(nodes: Moody, session: Session, row: str) -> RequestId:
-    """Leave a write in doubt about which the session cannot ask."""
-    nodes.hows |= {"/operations": "after", "/resolve": "before"}
-    with pytest.raises(OutcomeUnknown) as doubt:
-        await session.append("rows", row, 1, timeout_s=0.3)
-    await asyncio.sleep(2 * TUNING.attempt_timeout_s)
-    del nodes.hows["/operations"]
-    assert doubt.value.request_id is not None
-    return doubt.value.request_id
 
 
 def test_what_opening_anew_finds_out_of_a_write_is_told_and_reflected(

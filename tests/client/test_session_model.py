@@ -88,6 +88,8 @@ class Nodes:
         """Under which each session was opened: a node may still know the one of a session that has ended."""
         self.reused = False
         self.closed_ids: set[int] = set()
+        self.writing = self.writing_max = 0
+        """Requests with writes that are under way, and the most there were at once."""
         self.late: list[Sent] = []
         """Copies that are still under way."""
         self.state = SharedState()
@@ -103,6 +105,15 @@ class Nodes:
         return self
 
     async def ask(self, request: bytes, due: float, finish: Callable[[AnswerHead, bytes], Any]) -> Any:
+        is_write = read(request)[1].endswith(("/operations", "/ranges"))
+        self.writing += is_write
+        self.writing_max = max(self.writing_max, self.writing)
+        try:
+            return await self._answer(request, due, finish)
+        finally:
+            self.writing -= is_write
+
+    async def _answer(self, request: bytes, due: float, finish: Callable[[AnswerHead, bytes], Any]) -> Any:
         sent = method, path, headers, body = read(request)
         self.asked[f"{method} {path.rpartition('/')[2].partition('?')[0]}"] += 1
         how = self.dice.choice(TROUBLES) if self.dice.random() < self.trouble else ""
@@ -434,6 +445,7 @@ def test_what_each_caller_of_a_session_is_told_is_true_and_in_time(seed: int, re
             assert session.lost.is_set() == bool(lost)
             assert len(walk.reported) == (walk.expired if renews else lost)
             assert set(walk.reported) <= {Code.SESSION_EXPIRED}
+        assert (nodes.writing_max == 1) if in_order else (1 < nodes.writing_max <= TUNING.in_flight_max)
         nodes.arrive()
         walk.judge()
         assert session.lost.is_set() == bool(lost), "leaving is no loss"
