@@ -1,0 +1,119 @@
+"""A write that cannot go on costs those beside it nothing: each of them ends as if it had been alone.
+
+It may be one that cannot be encoded, one for which the outbox has no room, or one of which nobody knows what became.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown
+from oncegate.gateway.client import durable_outbox
+from oncegate.gateway.client.batch_call import OperationsCall
+from oncegate.gateway.client.outbox_file import OutboxFile
+from tests.client.answers import fails
+from tests.client.test_leaving_model import BOTH, Moody, play
+from tests.client.test_reopening_model import doubt_of
+from tests.client.test_session_model import LEASE_S, TUNING
+
+KEYS = "abcde"
+"""They travel in one request."""
+SPOILT = [keys for count in (1, 2, 5) for keys in combinations(KEYS, count)]
+
+
+@pytest.mark.parametrize("keeps", BOTH)
+def test_writes_beside_one_that_cannot_be_encoded_are_applied(
+    keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt: tuple[str, ...] = ()
+    encode = OperationsCall.encode
+
+    def refuse(call: OperationsCall) -> None:
+        if any(pending.operation.key in spoilt for pending in call.batch.pendings):
+            raise TypeError("a bug of this process")
+        encode(call)
+
+    async def test(nodes: Moody, client: Client) -> None:
+        nonlocal spoilt
+        monkeypatch.setattr(OperationsCall, "encode", refuse)
+        async with client.session(outbox=tmp_path / "o" if keeps else None, window=8) as session:
+            for spoilt in SPOILT:
+                before = len(nodes.state.executed)
+                writes = {key: session.submit("put", "rows", key, 1) for key in KEYS}
+                await asyncio.wait(writes.values())
+                for key, write in writes.items():
+                    failure = write.exception()
+                    assert (failure is not None) == (key in spoilt)
+                    if failure is not None:
+                        assert isinstance(failure, OperationFailed)
+                        assert (failure.code, failure.outcome) == (Code.INTERNAL, Outcome.NOT_APPLIED)
+                assert len(nodes.state.executed) - before == len(KEYS) - len(spoilt)
+                assert session.outstanding == 0
+                # Their numbers are given back, or the window would be used up by now.
+                spoilt = ()
+                assert (await session.put("rows", "z", 1)).applied
+
+    play(test)
+
+
+def test_outbox_without_room_refuses_a_write_and_the_session_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(nodes: Moody, client: Client) -> None:
+        monkeypatch.setattr(durable_outbox, "ENTRIES_MAX", 3)
+        async with client.session(outbox=tmp_path / "o", window=16) as session:
+            for _ in range(3):
+                ids = [await doubt_of(nodes, session, f"d{at}") for at in range(3)]
+                nodes.hows.clear()
+                for number in range(4):
+                    with fails(Code.QUOTA, Outcome.NOT_APPLIED):
+                        await session.put("rows", "k", number)
+                assert session.outstanding == 0
+                assert session._sender.is_open
+                assert all([(await session.resolve(one)).applied for one in ids])
+                await session.drain()
+                assert (await session.put("rows", "k", 1)).applied
+                await session.drain()
+            assert not session.lost.is_set()
+
+    play(test)
+
+
+@pytest.mark.parametrize("doubts", [1, 3, 7])
+@pytest.mark.parametrize("keeps", BOTH)
+def test_doubts_leave_the_window_to_the_writes_that_follow(keeps: bool, doubts: int, tmp_path: Path) -> None:
+    """However few they are: the lowest number in doubt holds back all that may be acknowledged."""
+
+    async def test(nodes: Moody, client: Client) -> None:
+        path = tmp_path / "o"
+        async with client.session(outbox=path if keeps else None, window=8, lease_ms=round(LEASE_S * 1000)) as session:
+            nodes.hows |= {"/operations": "before", "/resolve": "before"}
+            ids: list[Any] = []
+            for at in range(doubts):
+                with pytest.raises(OutcomeUnknown) as doubt:
+                    await session.append("rows", f"d{at}", at, timeout_s=0.3)
+                ids.append(doubt.value.request_id)
+                await asyncio.sleep(2 * TUNING.attempt_timeout_s)
+            nodes.hows.clear()
+            async with asyncio.timeout(20):
+                for number in range(30):
+                    assert (await session.put("rows", "k", number)).applied
+            fates = [await session.resolve(one) for one in ids]
+            applied = [len(nodes.executed(f"d{at}")) for at in range(doubts)]
+            assert [fate.applied for fate in fates] == [bool(count) for count in applied]
+            assert max(applied) <= 1
+            if not keeps:
+                assert not any(applied), "it was never sent again"
+            elif 2 * doubts < 8:
+                assert all(applied), "an outbox is there to send it again"
+        if keeps:
+            file = OutboxFile(path)
+            assert (file.loaded, file.head.client_id) == ([], 0)
+            file.close()
+
+    play(test)
