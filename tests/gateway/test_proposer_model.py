@@ -24,7 +24,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answer_values import MSGPACK
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.levels import NEWEST
+from oncegate.gateway.machine.levels import FIRST, NEEDS, NEWEST
 from oncegate.gateway.node import proposer
 from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.between_leaders import HOLD_MS
@@ -34,6 +34,7 @@ from oncegate.gateway.node.group_commit import SMALL_BYTES
 from oncegate.gateway.node.proposer import SWEEP_S, Leadership, Proposer
 from oncegate.gateway.node.refusals import packed
 from oncegate.rifl.errors import Code, OncegateError, Outcome
+from oncegate.rifl.key_table import KEYS_BYTES_DEFAULT
 
 BODY = wire.SessionOpened("1", 1, 60_000, 64)
 ENTRY_BYTES_MAX, ANSWER_S = 2 * SMALL_BYTES, 5.0
@@ -221,6 +222,7 @@ class Walk:
 
     def propose(self, entry: bytes) -> asyncio.Future[Any]:
         self.must(self.leadership.leads, "a follower proposes")
+        self.must(bool(c.decode_entry(entry).commands), "an entry without commands")
         items = [self.items[int(command.nonce)] for command in c.decode_entry(entry).commands]  # type: ignore[union-attr]
         fault: Exception | None = self.dice.choice(
             (None,) * 14 + (ce.NotLeader(None), ce.Transferring("away"), ce.Overloaded("the log", 1))
@@ -359,7 +361,7 @@ class Walk:
 
     def stall(self) -> None:
         self.stalled = self.dice.choice((0.0, 0.0, STALLED_S))
-        if self.stalled or self.dice.random() < 0.5:  # else nobody has looked since entries commit again
+        if self.dice.random() < 0.7:  # else nobody has looked since
             self.refuses = bool(self.stalled)
             self.proposer.stall("it stands" if self.stalled else "")
             assert not self.refuses or not self.proposer._waiting, "what waits is told at once"
@@ -369,6 +371,8 @@ class Walk:
         if what == "order":
             for _ in range(self.dice.choice((1, 1, 2, 6))):
                 self.order()
+            if self.dice.random() < 0.1:
+                self.stall()  # in the turn in which they came: there may be nothing to send at its end
         elif what == "entry" and self.entries and self.dice.random() < self.done:
             self.end_entry()
         elif what == "frame" and self.frames and self.dice.random() < self.done:
@@ -519,3 +523,96 @@ def test_bytes_of_a_forwarded_frame_are_counted_once_however_many_commands_it_ha
     assert walk.proposer.inflight_commands == 10
     assert len(payload) - 10 < walk.proposer.inflight_bytes <= len(payload)
     assert not told
+
+
+@pytest.mark.parametrize("leader", ["n1", "n2"])
+@pytest.mark.parametrize("held_s", [0.05, 0.25, 0.45])
+@pytest.mark.parametrize("before_s", [0.01, 0.2])
+def test_what_was_held_while_the_deadlines_were_looked_at_ends_in_time(
+    before_s: float, held_s: float, leader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else has a deadline then: nobody but who sends it on sees to it that they are looked at again."""
+    loop = Loop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    walk = Walk(0, loop)
+    walk.dice = SimpleNamespace(choice=lambda of: of[0], random=lambda: 1.0)  # type: ignore[assignment]
+    walk.order()
+    loop.settle()
+    first = walk.items[1]
+    looked_at_s = loop.now_s + ANSWER_S
+    loop.pass_to(looked_at_s - before_s)
+    walk.leadership.leads, walk.leadership.leader_id = False, None
+    walk.proposer.led()
+    walk.order()
+    loop.settle()
+    held = walk.items[2]
+    assert walk.held == {2}
+    loop.pass_to(loop.now_s + held_s)
+    walk.leadership.leads, walk.leadership.leader_id = leader == "n1", leader
+    walk.proposer.led()
+    loop.settle()
+    assert held.out == 1, "whoever leads has it"
+    loop.pass_to(looked_at_s + SWEEP_S)
+    assert len(first.told.ends) == 1
+    loop.pass_to(held.ordered_s + ANSWER_S - 0.001)
+    assert not held.told.ends
+    loop.pass_to(held.ordered_s + ANSWER_S + 2 * SWEEP_S)
+    assert [(end.code, end.outcome) for end in held.told.ends] == [(Code.TIMEOUT, Outcome.UNKNOWN)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_may_not_be_ordered_is_refused_for_the_first_reason_and_leaves_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for keys is the leader's to know; a level that the cluster has not is refused wherever a command comes."""
+    loop, dice, now_s, seen = Loop(), random.Random(seed), list[float](), set[Code | str | None]()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    walk = Walk(seed, loop)
+    ordering = walk.proposer
+    founding, full = False, False
+
+    def has_room(machine: Any, command: Any, bytes_max: int, now_ms: Callable[[], int]) -> None:
+        assert (machine, command, bytes_max, now_ms()) == (walk, ordered, KEYS_BYTES_DEFAULT, 1)
+        if full:
+            raise OncegateError(Code.QUOTA, retry_after_ms=7)
+
+    def is_founding(at_s: float) -> bool:
+        now_s.append(at_s)
+        return founding
+
+    monkeypatch.setattr(proposer, "check_room", has_room)
+    ordering._is_founding = is_founding
+    for number in range(400):
+        ordered = dice.choice(
+            (c.OpenSession(str(number), 60_000, 64), c.Keyed(1, []), c.KeyedMixed(1, []), c.DropTable("t", 1, True))
+        )
+        walk.level = dice.choice((1, NEWEST - 1, NEWEST))
+        founding, full, stalled = (dice.random() < 0.3 for _ in range(3))
+        walk.leadership.leads = dice.random() < 0.7
+        walk.stalled = STALLED_S if stalled else 0.0
+        ordering._stall = "it stands" if stalled or dice.random() < 0.5 else ""
+        before = (ordering.inflight_commands, ordering.inflight_bytes, ordering._waiting_bytes, len(ordering._waiting))
+        expected: Code | str | None = None
+        if NEEDS.get(type(ordered), FIRST) > walk.level:
+            expected = Code.NOT_READY if founding else Code.CONFLICT
+        elif stalled:
+            expected = "stalled"
+        elif isinstance(ordered, (c.Keyed, c.KeyedMixed)) and walk.leadership.leads and full:
+            expected = Code.QUOTA
+        seen.add(expected)
+        if expected is None:
+            ordering.order(Waiting(ordered, 1, Told()))
+            assert ordering._waiting.pop().command is ordered
+            ordering._waiting_bytes -= 1
+            ordering.inflight_bytes -= 1
+            ordering.inflight_commands -= 1
+        else:
+            with pytest.raises(OncegateError) as refused:
+                ordering.order(Waiting(ordered, 1, Told()))
+            code = Code.NOT_READY if expected == "stalled" else expected
+            assert (refused.value.code, refused.value.outcome) == (code, Outcome.NOT_APPLIED)
+            assert (refused.value.detail == "it stands") == (expected == "stalled")
+        after = (ordering.inflight_commands, ordering.inflight_bytes, ordering._waiting_bytes, len(ordering._waiting))
+        assert after == before
+    assert set(now_s) == {loop.now_s}
+    assert len(seen) == 5
