@@ -177,3 +177,71 @@ async def test_what_the_kernel_keeps_of_a_watch_that_is_not_read_is_bounded(
     # The kernel doubles what it is given, for its own books, and has a bound for all sockets.
     most = int(Path("/proc/sys/net/core/wmem_max").read_text())
     assert kept == [2 * min(watch.SEND_BUFFER_BYTES, most)]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(
+    ("query", "headers", "level", "position"),
+    [
+        ("", {}, "linearizable", 0),
+        ("?from=0", {}, "session", 0),
+        ("?from=2", {}, "session", 2),
+        ("?from=2", {"Last-Event-ID": "1"}, "session", 1),
+        ("", {"Last-Event-ID": "1"}, "session", 1),
+    ],
+)
+async def test_a_node_that_is_behind_gets_what_a_watch_is_about_before_it_begins(
+    query: str,
+    headers: dict[str, str],
+    level: str,
+    position: int,
+    hidden: bool,
+    served: tuple[Api, Node],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``hidden``: the node learns of the table with what it reads at the leader."""
+    api, node = served
+    client_id = await api.session()
+    for at in (1, 2):
+        await api.operate(client_id, put(at, f"k{at}", at))
+    reached, tables, real = list[tuple[str, int]](), node.machine.tables, node.reads.reach
+    rows = tables["rows"]
+
+    async def reach(consistency: str, min_commit: int, timeout_s: float | None = None) -> None:
+        await real(consistency, min_commit, timeout_s)
+        reached.append((consistency, min_commit))
+        if consistency == "linearizable":
+            tables["rows"] = rows
+
+    monkeypatch.setattr(node.reads, "reach", reach)
+    if hidden:
+        del tables["rows"]
+    async with api._http.get(f"/v1/tables/rows/watch{query}", headers=headers) as stream:
+        assert stream.status == 200
+        begins = (await events(stream, 1))[0]["id"]
+    assert int(begins) == (position if level == "session" else node.machine.commit)
+    assert reached == [(level, position), *[("linearizable", 0)] * (hidden and level == "session")]
+
+
+async def test_a_watch_from_a_commit_that_the_node_has_not_applied_begins_when_it_has(tmp_path: Path) -> None:
+    async with serving(one_node(tmp_path)) as (api, node), asyncio.timeout(60):
+        await declare(api)
+        client_id = await api.session()
+        ahead = node.machine.commit + 2
+        begun = asyncio.create_task(_begin(api, ahead))
+        while not (begun.done() or node.reads._commit_waiters):
+            await asyncio.sleep(0)
+        for at in (1, 2):
+            assert not begun.done()
+            assert not node.watching.watchers
+            await api.operate(client_id, put(at, f"k{at}", at))
+        stream = await begun
+        (done,) = await api.operate(client_id, put(3, "k3", 3))
+        assert stream.headers["Oncegate-Commit"] == str(ahead)
+        first, then = await events(stream, 2)
+        assert (first["id"], then["id"], then["event"]) == (str(ahead), str(done["commit"]), "changes")
+        stream.close()
+
+
+async def _begin(api: Api, position: int) -> aiohttp.ClientResponse:
+    return await api._http.get(f"/v1/tables/rows/watch?from={position}")
