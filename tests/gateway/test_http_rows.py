@@ -12,7 +12,9 @@ from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http.routes import rows
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node.node import Node
 from oncegate.gateway.testing.state import SharedState
+from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs
 from tests.conftest import Api
 from tests.gateway.http_contract import MSGPACK, assert_problem
@@ -269,3 +271,24 @@ async def test_page_goes_on_after_a_key_within_its_bounds(api: Api, client_id: s
         assert (await api.call("PUT", f"{ROW}/{name}", 1, headers=key(name)))[0] == 200
     _, _, page = await api.call("GET", f"{ROW}?{query}")
     assert "".join(row["key"] for row in page["rows"]) == keys
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+async def test_key_whose_request_was_not_ordered_is_free_for_the_next_one(
+    transaction: bool, api: Api, client_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would end what was never under way: its key would be in progress for ever."""
+
+    def full(*_: Any) -> None:
+        raise OncegateError(Code.OVERLOADED, "too much waits", retry_after_ms=7)
+
+    write = {"op": "increment", "table": "rows", "key": "n"}
+    path, body = ("/v1/transactions", {"writes": [write]}) if transaction else (f"{ROW}/n/increment", {})
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Node, "attempt", full)
+            assert_problem(await api.call("POST", path, body, headers=key("k")), "OVERLOADED")
+    for replayed in (None, "true", "true"):
+        status, headers, told = await api.call("POST", path, body, headers=key("k"))
+        assert (status, headers.get("Idempotent-Replayed")) == (200, replayed), told
+    assert (await api.call("GET", f"{ROW}/n"))[2]["value"] == 1
