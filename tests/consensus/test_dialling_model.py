@@ -18,6 +18,7 @@ import pytest
 
 from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.net import dialling as module
+from oncegate.consensus.net.connection import HANDSHAKE_S
 from oncegate.consensus.net.dialling import Dialling
 
 TLS: Any = object()
@@ -182,8 +183,8 @@ async def test_a_connection_that_is_being_made_is_let_finish_or_given_back_once(
         assert len(dialling._connecting) == 1
     if end.endswith("opened"):
         made.opening.set_result(None)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(6):
+            await asyncio.sleep(0)
         assert not dialling._connecting
         if end == "opened":
             assert not task.done(), "the connection lasts"
@@ -195,3 +196,67 @@ async def test_a_connection_that_is_being_made_is_let_finish_or_given_back_once(
     assert not dialling._connecting
     expected = {"failed": "ConnectionResetError", "cancelled": "CancelledError"}.get(end)
     assert made.forgotten == ([(made.begun[0], expected)] if expected else [])
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_nothing_is_under_way_and_no_connection_is_lost_sight_of_once_dialling_has_stopped(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever state each connection is in: looked up, reached, opened by and by, or never."""
+    dice, loop = random.Random(seed), asyncio.get_running_loop()
+    monkeypatch.setattr(module, "_STOP_S", 0.05)
+    made, never = Made(), asyncio.Event()
+    stages = {f"n{at}": dice.choice(("look-up", "reach", "soon", "never")) for at in (3, 4, 5, 6)}
+    opened, options = list[Any](), list[dict[str, Any]]()
+
+    async def getaddrinfo(host: str, port: int, *, type: int) -> Any:  # noqa: A002
+        if stages[host] == "look-up":
+            await never.wait()
+        return host
+
+    async def reach(found: Any, **_: Any) -> Any:
+        if stages[found] == "reach":
+            await never.wait()
+        return found
+
+    async def create(protocol: Any, *, sock: Any, **more: Any) -> None:
+        connection = protocol()
+        assert connection.member == sock, "each connection has its own socket"
+        options.append(more)
+        if stages[sock] == "never":
+            await never.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        opened.append(connection)
+
+    def begin(peer_id: str) -> Any:
+        connection = made.begin(peer_id)
+        connection.member = peer_id
+        return connection
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(module, "start_connection", reach)
+    monkeypatch.setattr(loop, "create_connection", create)
+    tls = dice.choice((TLS, None))
+    dialling = Dialling(
+        types.SimpleNamespace(node_id="n9", clear_too=False),  # type: ignore[arg-type]
+        {name: RaftMember(name, 1) for name in stages},
+        begin=begin,
+        forget=made.forget,
+        connected=lambda peer_id: False,
+        context=lambda: tls,
+    )
+    before = asyncio.all_tasks()
+    dialling.dial()
+    for _ in range(dice.randrange(8)):
+        await asyncio.sleep(0)
+    await dialling.stop()
+    assert asyncio.all_tasks() == before
+    assert not dialling._connecting
+    ended = [connection for connection, _ in made.forgotten]
+    assert sorted(one.member for one in (*opened, *ended)) == sorted(one.member for one in made.begun)
+    assert {stages[one.member] for one in opened} <= {"soon"}
+    assert {stages[one.member] for one in ended} <= {"never"}
+    for one, more in zip(made.begun, options, strict=False):
+        expected = (TLS, one.member, HANDSHAKE_S) if tls is TLS else (None, None, None)
+        assert (more["ssl"], more["server_hostname"], more["ssl_handshake_timeout"]) == expected
