@@ -487,6 +487,16 @@ BAD: list[tuple[str, Book, str]] = [
     ("watch", watched().did("scan", "all", None, [3, [["a1", 1]]]), "a scan is the state"),
     ("watch", watched().did("scan", "all", None, [4, [["a1", 1], ["b1", 2]]]), "a scan is the state"),
     ("watch", watched().did("scan", "all", None, [3, [["a1", 1], ["a1", 1], ["b1", 2]]]), "a scan is the state"),
+    (
+        "watch",  # judged from the scan before it, as nothing is known of what was at first
+        Book()
+        .did("put", "a1", 1, 5)
+        .did("put", "b1", 2, 6)
+        .did(*told("", 4, 6, (5, "a1", 1), (6, "b1", 2)))
+        .did("scan", "all", None, [5, [["a1", 1]]])
+        .did("scan", "all", None, [6, [["a1", 1]]]),
+        "a scan is the state",
+    ),
     ("lock", locked().did("hold", "l0", None, 7), "tokens rise"),
     ("lock", locked().did("hold", "l1", None, 8), "tokens rise"),
     ("lock", locked().did("write", "l0/guarded", [4, 3], 10), "no write of an earlier holder"),

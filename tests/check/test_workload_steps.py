@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from oncegate.proof.check.recorder import LANES, HistoryRecorder
 from oncegate.proof.check.restored_reads import ROWS_MAX, RestoredReads
 from oncegate.proof.check.workload import NotRecovered, Worker, World, value_of
 from oncegate.proof.check.workloads import workload_of
+from oncegate.proof.check.workloads.bank import ACCOUNTS, _balances_of
 from oncegate.proof.check.workloads.order import _told
 from oncegate.proof.check.workloads.rows import IMPATIENT
 from oncegate.proof.lincheck import Event
@@ -332,3 +334,79 @@ def test_of_rows_of_which_some_were_applied_the_order_says_nothing_for_certain()
     partial = PartialFailure(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED, applied=1, failed=2)
     ends = [None, OutcomeUnknown(Code.TIMEOUT), partial, OperationFailed(Code.QUOTA)]
     assert [_told(end) for end in ends] == ["applied", "unknown", "unknown", "not_applied"]
+
+
+class Ends:
+    """A session of the SDK whose calls end as they are told to."""
+
+    def __init__(self, *ends: BaseException | None) -> None:
+        self._ends = list(ends)
+
+    async def _call(self, *_: Any, **__: Any) -> Any:
+        end = self._ends.pop(0) if self._ends else None
+        if end is not None:
+            raise end
+        return SimpleNamespace(parts=[SimpleNamespace(commit=7, first=1, last=40)])
+
+    put = transact = put_many = _call
+
+
+def in_turn(one: Worker, monkeypatch: pytest.MonkeyPatch, sessions: list[Ends]) -> None:
+    """Have the worker do a step in each of the sessions."""
+
+    async def through_sdk(step: Callable[[Any], Awaitable[None]], *_: Any, **__: Any) -> None:
+        for session in sessions:
+            await step(session)
+
+    monkeypatch.setattr(one, "through_sdk", through_sdk)
+
+
+async def test_calls_of_one_session_have_its_number_and_those_of_another_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran, events, first, second = workload_of("order"), list[Event](), Ends(), Ends()
+    for _ in range(2):
+        one = worker(lambda *_: OK, events)
+        in_turn(one, monkeypatch, [first, first, second, first])
+        await ran.run_process(one)
+    begun = [event.value for event in events if event.type == "invoke"]
+    assert [named for named, _ in begun] == [1, 1, 2, 3, 4, 4, 5, 6], "who comes back may have been renewed meanwhile"
+    numbers = [number for _, listed in begun for number in listed]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_call_that_ends_with_a_fault_of_the_worker_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = list[Event]()
+    one = worker(lambda *_: OK, events)
+    in_turn(one, monkeypatch, [Ends(None, OutcomeUnknown(Code.TIMEOUT), ValueError("a bug"))])
+    with pytest.raises(ValueError, match="a bug"):
+        await workload_of("order").run_process(one)
+    assert [event.type for event in events] == ["invoke"], "nothing is known of these calls"
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (None, "ok"),
+        (PartialFailure(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED, applied=1, failed=2), "info"),
+        (PartialFailure(Code.TIMEOUT, outcome=Outcome.UNKNOWN, applied=1, failed=2), "info"),
+        (OperationFailed(Code.QUOTA), "fail"),
+        (OutcomeUnknown(Code.TIMEOUT), "info"),
+    ],
+)
+async def test_rows_of_which_some_may_be_applied_are_not_written_down_as_refused(
+    monkeypatch: pytest.MonkeyPatch, end: BaseException | None, kind: str
+) -> None:
+    events = list[Event]()
+    one = worker(lambda *_: OK, events)
+    one.process = 3
+    in_turn(one, monkeypatch, [Ends(end)])
+    await workload_of("flow").run_process(one)
+    assert [event.type for event in events] == ["invoke", kind]
+    assert events[1].value == (list(range(7, 47)) if end is None else None)
+
+
+def test_balance_of_an_account_that_was_never_written_is_nothing() -> None:
+    row = {"value": -7, "version": 4, "key": "ann"}
+    told = _balances_of({"commit": 9, "rows": [None, row, None, None, None, row]})
+    assert told == {"commit": 9, "held": dict(zip(ACCOUNTS, (0, -7, 0, 0, 0, -7), strict=True))}
