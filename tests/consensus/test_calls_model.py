@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -246,3 +247,67 @@ async def test_calls_that_are_served_are_bounded_and_each_is_told_what_came_of_i
             assert (reply.payload, reply.failure is None) == (told if sound else None, sound)
         assert len(calls._serving) == len(serving)
     await calls.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_nobody_waits_and_nothing_is_served_any_more_once_all_has_stopped(seed: int) -> None:
+    """Whoever asked in either way is told that the outcome is unknown; who has given up is told nothing."""
+    dice, sent, serving = random.Random(seed), list[tuple[str, CallRequest]](), set[bytes]()
+    told, replies = list[tuple[int, Any]](), list[CallReply]()
+
+    async def serve(peer_id: str, payload: bytes) -> bytes:
+        serving.add(payload)
+        try:
+            await asyncio.Event().wait()
+            return b""
+        finally:
+            await asyncio.sleep(0)
+            serving.remove(payload)
+
+    def send(peer_id: str, message: Any) -> bool:
+        sent.append((peer_id, message))
+        return True
+
+    calls = Calls(send, serve, BYTES_MAX)
+    waiting = [asyncio.create_task(calls.call(dice.choice(PEERS), b"%d" % at, 60.0)) for at in range(6)]
+    for at in range(6):
+        calls.ask(dice.choice(PEERS), b"x", 60.0, partial(lambda of, came: told.append((of, came)), at))
+        calls.requested("n1", CallRequest(at, b"%d" % at), replies.append)
+    await asyncio.sleep(0)
+    gone = dice.sample(waiting, 2)
+    for task in gone:
+        task.cancel()
+    peer_id, request = sent[0]
+    calls.replied(peer_id, CallReply(request.number, None, "no room"))
+    await asyncio.sleep(0)
+    assert len(calls._open) == 12 - 2 - 1
+    armed = calls._timer
+    assert len(serving) == 6
+    await calls.stop()
+    assert not serving, "what was served has ended before stop returns"
+    assert not calls._open
+    assert armed is not None
+    assert armed.cancelled()
+    for task in waiting:
+        (end,) = await asyncio.gather(task, return_exceptions=True)
+        if task in gone:
+            assert isinstance(end, asyncio.CancelledError)
+        else:
+            assert isinstance(end, PeerUnavailable)
+            assert end.outcome == "unknown"
+    assert sorted(at for at, _ in told) == list(range(6)), "each once"
+    (failed,) = [came for _, came in told if isinstance(came, CallFailed)]
+    assert "no room" in str(failed)
+    assert {type(came) for _, came in told} == {PeerUnavailable, CallFailed}
+    assert not replies
+
+
+def test_who_serves_no_calls_says_so_once_and_only_bytes_are_asked() -> None:
+    replies, none = list[CallReply](), Calls(lambda *_: True, None, BYTES_MAX)
+    none.requested("n1", CallRequest(7, b"x"), replies.append)
+    assert replies == [CallReply(7, None, "this node serves no calls")]
+    assert not none._serving
+    text: Any = "text"
+    with pytest.raises(TypeError):
+        none.ask("n1", text, 1.0, lambda came: None)
+    assert not none._open

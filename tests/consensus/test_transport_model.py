@@ -5,9 +5,10 @@ Connections come, are replaced, lost and heard of late; members and secrets chan
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.messages import CallRequest, Refusal
+from oncegate.consensus.net import transport as transport_module
 from oncegate.consensus.net.connection import Connection as RealConnection
+from oncegate.consensus.net.connection import TlsContexts
 from oncegate.consensus.net.handshake import Stamp
 from oncegate.consensus.net.strangers import Strangers
 from oncegate.consensus.net.transport import PeerTransport
@@ -335,3 +338,125 @@ async def test_secrets_stay_as_they_are_if_the_certificates_cannot_be_read(monke
         assert transport._credentials is before
         assert transport._tls is contexts
         assert not open_one.ended
+
+
+class Part:
+    """Stands where dialling or listening stands, and notes in one list what it is told to do."""
+
+    def __init__(self, name: str, steps: list[str], fault: Exception | None = None) -> None:
+        self.name, self.steps, self.fault = name, steps, fault
+
+    async def start(self, *_: Any) -> None:
+        self.steps.append("listen")
+        if self.fault is not None:
+            raise self.fault
+
+    def dial(self) -> None:
+        self.steps.append("dial")
+
+    def end(self, peer_id: str) -> None:
+        self.steps.append(f"end {peer_id}")
+
+    async def _stop(self) -> None:
+        await asyncio.sleep(0)
+        self.steps.append("dialling has stopped")
+
+    def stop(self) -> Any:
+        if self.name == "dialling":
+            return self._stop()
+        self.steps.append("listening has stopped")
+        return None
+
+    async def opened(self) -> None:
+        self.steps.append("those that were opening are gone")
+
+
+class Living(Connection):
+    """A connection that closes when it is told to, or only when it is aborted."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, *, lingers: bool, seen: list[str]) -> None:
+        super().__init__(name, None, 1)
+        self.closed, self.lingers, self.seen = loop.create_future(), lingers, seen
+
+    def close(self) -> None:
+        self.seen.append("close")
+        if not self.lingers and not self.closed.done():
+            self.closed.get_loop().call_soon(self._gone)
+
+    def abort(self) -> None:
+        if not self.closed.done():
+            self.seen.append("abort")
+            self.closed.get_loop().call_soon(self._gone)
+
+    def _gone(self) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("lingers", [(False,), (True,), (False, True, False)])
+async def test_a_transport_that_has_stopped_has_no_connection_and_makes_none(
+    lingers: tuple[bool, ...], has_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members that come before it listens or after it stops are not dialled; those that go never are again."""
+    monkeypatch.setattr(transport_module, "_STOP_S", 0.01)
+    walk, steps, loop = Walk(0), list[str](), asyncio.get_running_loop()
+    transport, contexts = walk.transport, TlsContexts(object(), object())  # type: ignore[arg-type]
+    options: dict[str, Any] = {}
+
+    def listening(**given: Any) -> Part:
+        options.update(given)
+        return Part("listening", steps)
+
+    monkeypatch.setattr(transport_module, "Listening", listening)
+    monkeypatch.setattr(transport_module, "tls_contexts", lambda tls: contexts if has_tls else None)
+    if has_tls:
+        monkeypatch.setattr(transport, "config", replace(transport.config, tls=object()))  # type: ignore[arg-type]
+    dials = transport._dialling._context
+    monkeypatch.setattr(transport, "_dialling", Part("dialling", steps))
+    transport.set_members({"n2": RaftMember("10.0.0.1", 1), "n3": RaftMember("10.0.0.2", 1)})
+    assert not steps, "it does not listen yet"
+    await transport.start()
+    assert steps == ["listen", "dial"]
+    assert dials() is (contexts.dialling if has_tls else None)
+    assert options["context"]() is (contexts.listening if has_tls else None)
+    transport.set_members({"n2": RaftMember("10.0.0.1", 1)})
+    assert steps[2:] == ["end n3", "dial"]
+    seen = [list[str]() for _ in lingers]
+    live = [Living("n2", loop, lingers=one, seen=at) for one, at in zip(lingers, seen, strict=True)]
+    for one in live:
+        transport._live.add(one)  # type: ignore[arg-type]
+    assert transport.admit(live[0])  # type: ignore[arg-type]
+    steps.clear()
+    await transport.stop()
+    assert steps == ["dialling has stopped", "listening has stopped", "those that were opening are gone"]
+    assert all(one.closed.done() for one in live)
+    for one, at in zip(live, seen, strict=True):
+        assert at == (["abort"] if has_tls else ["close", "abort"] if one.lingers else ["close"])
+    assert not transport.admit(live[0])  # type: ignore[arg-type]
+    steps.clear()
+    transport.set_members({"n4": RaftMember("10.0.0.4", 1)})
+    assert steps == ["end n2"], "nobody is dialled any more"
+
+
+async def test_a_transport_that_cannot_listen_dials_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    walk, steps = Walk(0), list[str]()
+    monkeypatch.setattr(transport_module, "Listening", lambda **_: Part("listening", steps, OSError("taken")))
+    monkeypatch.setattr(walk.transport, "_dialling", Part("dialling", steps))
+    with pytest.raises(OSError, match="taken"):
+        await walk.transport.start()
+    walk.transport.set_members({"n2": RaftMember("10.0.0.1", 1)})
+    await walk.transport.stop()
+    assert steps == ["listen", "dialling has stopped"]
+
+
+async def test_secrets_that_are_no_secrets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = Walk(0).transport
+    read: list[Any] = []
+    monkeypatch.setattr(transport_module, "tls_contexts", read.append)
+    before = transport._credentials
+    for secrets in ((), (b"short",), (SECRETS[0], b"")):
+        with pytest.raises(ValueError):
+            transport.renew(secrets)
+    assert transport._credentials is before
+    assert not read
