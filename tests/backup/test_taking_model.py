@@ -8,6 +8,7 @@ copies that are read, each of those is forgotten by one timer, and what cannot b
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,8 +20,9 @@ import pytest
 
 from oncegate.consensus.errors import ConsensusError, NotReady
 from oncegate.consensus.ports import SavedPoint
-from oncegate.gateway.backup.manifest import Manifest
-from oncegate.gateway.backup.taking import COPIES_MAX, Copies
+from oncegate.flows.errors import FlowError
+from oncegate.gateway.backup.manifest import BackupFile, Manifest
+from oncegate.gateway.backup.taking import _PIECE_BYTES, COPIES_MAX, Copies, Copy
 from oncegate.rifl.errors import Code, OncegateError
 
 FLOWS = ("f", "g", "empty")
@@ -59,8 +61,14 @@ class Node:
         self.fetcher = SimpleNamespace(ensure=self._ensure)
         self.replica = SimpleNamespace(status=lambda: SimpleNamespace(applied_index=self.applied))
         self.state = SimpleNamespace(
-            store_path=Path(), ask_to_save=lambda: None, wait_saved_at=self._wait, open_snapshot=self._snapshot
+            store_path=Path(), ask_to_save=self._ask, wait_saved_at=self._wait, open_snapshot=self._snapshot
         )
+        self.is_asked = False
+        """To save, since the last time that it was waited for."""
+        self.is_slow = False
+        """The state is not saved in time."""
+        self.deleted: set[str] = set()
+        """Flows that go while the copy is made."""
 
     def step(self) -> None:
         if self.fail_in is not None:
@@ -71,7 +79,9 @@ class Node:
 
     def begin(self) -> None:
         """A new state: some batches lie here, some wait for the disk, the others are at other nodes."""
-        self.fetched, self.saved_at, self.has_reached = [], None, False
+        self.fetched, self.saved_at, self.has_reached, self.is_asked = [], None, False, False
+        self.is_slow = self.dice.random() < 0.1
+        self.deleted = {name for name in FLOWS if self.dice.random() < 0.1}
         for name in FLOWS[:2]:
             batches = self.batches[name]
             batches.first = self.dice.randint(1, 4)
@@ -82,7 +92,8 @@ class Node:
             self.pending |= {(name, at) for at in retained if at not in self.stored[name] and self.dice.random() < 0.4}
 
     def lacked(self) -> list[tuple[str, int]]:
-        retained = [(name, at) for name in FLOWS for at in range(self.batches[name].first, self.batches[name].last + 1)]
+        flows = [name for name in FLOWS if name not in self.deleted]
+        retained = [(name, at) for name in flows for at in range(self.batches[name].first, self.batches[name].last + 1)]
         return [one for one in retained if one[1] not in self.stored[one[0]] and one not in self.pending]
 
     async def _reach(self, level: str, commit: int) -> None:
@@ -101,7 +112,7 @@ class Node:
             self.keepers -= 1
 
     def _find(self, name: str) -> Any:
-        return SimpleNamespace(batches=self.batches[name])
+        return None if name in self.deleted else SimpleNamespace(batches=self.batches[name])
 
     def _list(self, name: str) -> list[int]:
         self.step()
@@ -113,13 +124,17 @@ class Node:
         self.step()
         self.fetched.append((name, number))
 
+    def _ask(self) -> None:
+        self.is_asked = True
+
     def _wait(self, index: int, timeout_s: float) -> bool:
         self.step()
+        assert self.is_asked
         assert self.keepers
         assert self.has_reached
         assert self.fetched == self.lacked(), "a state is saved once its batches are here"
         self.saved_at = index
-        return True
+        return not self.is_slow
 
     def _snapshot(self) -> Snapshot:
         self.step()
@@ -169,12 +184,14 @@ async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(
     node = Node(dice)
     copies = Made(node)
     held: list[str] = []
+    gone_ones: list[str] = []
     for _ in range(40):
         what = dice.choice(("make", "make", "fail", "cancel", "find", "discard", "expire"))
         if what in ("make", "fail", "cancel"):
             node.begin()
             node.fault = dice.choice(FAULTS)
             node.fail_in = dice.randrange(9) if what == "fail" else None
+            is_full = len(held) == COPIES_MAX
             asked = asyncio.ensure_future(copies.make())
             if what == "cancel":
                 for _ in range(dice.randrange(6)):
@@ -185,16 +202,26 @@ async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(
                 held.append((await asked).id)
                 assert node.saved_at is not None
                 assert node.saved_at >= applied, "all that was applied at the read point is in it"
-            refused = not asked.cancelled() and asked.exception()
-            if isinstance(refused, OncegateError) and refused.code is Code.OVERLOADED:
-                assert len(held) == COPIES_MAX
-            elif what == "make":
-                assert not refused
-        elif held and what == "find":
-            assert copies.find(dice.choice(held)).id in held
+            refused = None if asked.cancelled() else asked.exception()
+            code = refused.code if isinstance(refused, OncegateError) else None
+            if not asked.cancelled():
+                assert (code is Code.OVERLOADED) == is_full
+            assert not is_full or not node.has_reached, "one that has no place asks nobody"
+            if what == "make" and not is_full:
+                assert code is (Code.TIMEOUT if node.is_slow else None)
+                assert node.is_slow or refused is None
+        elif what == "find":
+            for copy_id in (*held, *gone_ones[-2:], ""):
+                if copy_id in held:
+                    assert copies.find(copy_id).id == copy_id
+                    continue
+                with pytest.raises(OncegateError) as missing:
+                    copies.find(copy_id)
+                assert missing.value.code is Code.NOT_FOUND
         elif held and what == "discard":
             await copies.discard(gone := held.pop(dice.randrange(len(held))))
             await copies.discard(gone)
+            gone_ones.append(gone)
         elif held and what == "expire":
             timer = dice.choice(copies.timers)
             copies.timers.remove(timer)
@@ -205,6 +232,58 @@ async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(
         assert node.keepers == 0
         assert len(node.open) == len(held)
         assert sorted(timer.copy_id for timer in copies.timers) == sorted(held)
+    if held:
+        copies._expired(held[0])  # and nobody has waited until it is given back
     await copies.close()
     assert not node.open
     assert not copies.timers
+
+
+async def test_no_more_copies_are_made_at_once_than_may_be_there() -> None:
+    node = Node(random.Random(1))
+    copies = Made(node)
+    for there in range(COPIES_MAX + 1):
+        node.begin()
+        node.is_slow = False
+        node.batches = {name: SimpleNamespace(first=1, last=0) for name in FLOWS}
+        ends = await asyncio.gather(*(copies.make() for _ in range(COPIES_MAX + 2)), return_exceptions=True)
+        made = [end for end in ends if isinstance(end, Copy)]
+        assert len(made) == COPIES_MAX - there
+        assert {end.code for end in ends if isinstance(end, OncegateError)} == {Code.OVERLOADED}
+        for copy in made[min(1, len(made)) :]:
+            await copies.discard(copy.id)
+        if there < COPIES_MAX:
+            assert len(copies._copies) == there + 1
+    await copies.close()
+
+
+@pytest.mark.parametrize("damaged", [None, 2])
+def test_batches_of_a_copy_are_linked_whole_and_described_as_they_are(damaged: int | None, tmp_path: Path) -> None:
+    kept, read = tmp_path / "kept", list[int]()
+    kept.mkdir()
+    sizes = {1: 0, 2: 7, 3: _PIECE_BYTES + 5}
+    for number, size in sizes.items():
+        (kept / f"{number:020}.segment").write_bytes(random.Random(number).randbytes(size))
+
+    def get(flow: str, number: int) -> None:
+        read.append(number)
+        if number == damaged:
+            raise FlowError("damaged")
+
+    store = SimpleNamespace(path=lambda flow, number: kept / f"{number:020}.segment", get=get)
+    node: Any = SimpleNamespace(store=store)
+    batches: Any = SimpleNamespace(flow="f", first=1, last=3)
+    copy = Copy("id", tmp_path / "copy", MADE)
+    if damaged:
+        with pytest.raises(OncegateError, match="batch 2 of f") as refused:
+            Copies(node, "1")._linked(copy.directory, batches)
+        assert refused.value.code is Code.NOT_READY
+        return
+    files = Copies(node, "1")._linked(copy.directory, batches)
+    assert read == [1, 2, 3]
+    for file, size in zip(files, sizes.values(), strict=True):
+        assert (file.size_bytes, copy.path(file).stat().st_size) == (size, size)
+        assert file.sha256 == hashlib.sha256(copy.path(file).read_bytes()).hexdigest()
+        assert file.path.startswith("segments/f/")
+    state = BackupFile("state/000007.sst", 0, "")
+    assert copy.path(state) == copy.directory / "000007.sst"
