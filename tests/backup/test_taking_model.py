@@ -21,8 +21,10 @@ import pytest
 from oncegate.consensus.errors import ConsensusError, NotReady
 from oncegate.consensus.ports import SavedPoint
 from oncegate.flows.errors import FlowError
-from oncegate.gateway.backup.manifest import BackupFile, Manifest
+from oncegate.gateway.backup import taking
+from oncegate.gateway.backup.manifest import BackupFile, Batches, Manifest
 from oncegate.gateway.backup.taking import _PIECE_BYTES, COPIES_MAX, Copies, Copy
+from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.rifl.errors import Code, OncegateError
 
 FLOWS = ("f", "g", "empty")
@@ -70,12 +72,12 @@ class Node:
         self.deleted: set[str] = set()
         """Flows that go while the copy is made."""
 
-    def step(self) -> None:
+    def step(self, *, of_consensus: bool = False) -> None:
         if self.fail_in is not None:
             self.fail_in -= 1
             if self.fail_in < 0:
                 self.fail_in = None
-                raise self.fault
+                raise OSError if isinstance(self.fault, ConsensusError) and not of_consensus else self.fault
 
     def begin(self) -> None:
         """A new state: some batches lie here, some wait for the disk, the others are at other nodes."""
@@ -128,7 +130,7 @@ class Node:
         self.is_asked = True
 
     def _wait(self, index: int, timeout_s: float) -> bool:
-        self.step()
+        self.step(of_consensus=True)
         assert self.is_asked
         assert self.keepers
         assert self.has_reached
@@ -137,7 +139,7 @@ class Node:
         return not self.is_slow
 
     def _snapshot(self) -> Snapshot:
-        self.step()
+        self.step(of_consensus=True)
         return Snapshot(self)
 
 
@@ -203,6 +205,7 @@ async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(
                 assert node.saved_at is not None
                 assert node.saved_at >= applied, "all that was applied at the read point is in it"
             refused = None if asked.cancelled() else asked.exception()
+            assert not isinstance(refused, ConsensusError), "callers know refusals of the gateway only"
             code = refused.code if isinstance(refused, OncegateError) else None
             if not asked.cancelled():
                 assert (code is Code.OVERLOADED) == is_full
@@ -232,9 +235,14 @@ async def test_copies_hold_what_they_need_while_they_are_read_and_nothing_after(
         assert node.keepers == 0
         assert len(node.open) == len(held)
         assert sorted(timer.copy_id for timer in copies.timers) == sorted(held)
-    if held:
-        copies._expired(held[0])  # and nobody has waited until it is given back
+    for copy_id in held[1:]:
+        await copies.discard(copy_id)
+    for copy_id in held[:1]:
+        copies._expired(copy_id)
+        await asyncio.sleep(0)  # it is being given back, and nobody has waited for that
+    expired = set(copies._discarding)
     await copies.close()
+    assert all(task.done() for task in expired)
     assert not node.open
     assert not copies.timers
 
@@ -253,8 +261,24 @@ async def test_no_more_copies_are_made_at_once_than_may_be_there() -> None:
         for copy in made[min(1, len(made)) :]:
             await copies.discard(copy.id)
         if there < COPIES_MAX:
-            assert len(copies._copies) == there + 1
+            assert len(copies._copies) == len(node.open) == there + 1
     await copies.close()
+    assert not node.open
+
+
+async def test_a_state_that_cannot_be_saved_is_a_refusal_that_callers_know() -> None:
+    node = Node(random.Random(1))
+    copies, faults = Made(node), iter((NotReady("nothing has been saved"), StateCorrupt(Path("x"), "a block")))
+
+    def fails(index: int, timeout_s: float) -> bool:
+        raise next(faults)
+
+    node.state.wait_saved_at = fails
+    for _ in range(2):
+        with pytest.raises(OncegateError) as refused:
+            await copies.make()
+        assert refused.value.code is Code.NOT_READY
+    assert not node.keepers
 
 
 @pytest.mark.parametrize("damaged", [None, 2])
@@ -287,3 +311,53 @@ def test_batches_of_a_copy_are_linked_whole_and_described_as_they_are(damaged: i
         assert file.path.startswith("segments/f/")
     state = BackupFile("state/000007.sst", 0, "")
     assert copy.path(state) == copy.directory / "000007.sst"
+
+
+@pytest.mark.parametrize("fault", [None, StateCorrupt(Path("x"), "a block"), OSError(5, "I/O")])
+@pytest.mark.parametrize("fails_at", ["verify", "contents"])
+def test_state_of_a_copy_is_read_before_it_is_described_and_damage_is_the_nodes_own(
+    fails_at: str, fault: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Any] = []
+    tables = [SimpleNamespace(name="rows", rows=3)]
+    meta = SimpleNamespace(identity="i" * 32, commit=9, time_ms=5, sessions=2, tables=tables)
+    (tmp_path / "1.sst").write_bytes(b"abc")
+
+    def noted(name: str, result: Any) -> Any:
+        def step(*_: Any) -> Any:
+            steps.append(name)
+            if name == fails_at and fault is not None:
+                raise fault
+            return result
+
+        return step
+
+    store = SimpleNamespace(close=noted("close", None))
+    monkeypatch.setattr(taking, "RocksStore", lambda *_, **__: store)
+    monkeypatch.setattr(taking, "new_cache", lambda _: None)
+    monkeypatch.setattr(taking, "verify", noted("verify", None))
+    retained, segment = SimpleNamespace(flow="f", first=3, last=5), BackupFile("segments/f/3.segment", 1, "")
+    monkeypatch.setattr(taking, "contents", noted("contents", (meta, [retained])))
+    monkeypatch.setattr(Copies, "_linked", lambda _, at, one: [segment] * (at == tmp_path and one is retained))
+    monkeypatch.setattr(taking, "remembered_keys", noted("keys", 4))
+    node: Any = SimpleNamespace(
+        settings=SimpleNamespace(cluster="c", node="n1"),
+        state=SimpleNamespace(found_in_copy=lambda *found: steps.append(found)),
+    )
+    files = SimpleNamespace(files=[SimpleNamespace(name="1.sst")], point=MADE.point)
+    snapshot: Any = SimpleNamespace(directory=tmp_path, manifest=files)
+    copies = Copies(node, "1.2")
+    if fault is not None:
+        with pytest.raises(OncegateError) as refused:
+            copies._described(snapshot, tmp_path / "store")
+        assert refused.value.code is Code.NOT_READY
+        found = (fault, tmp_path, tmp_path / "store")
+        read = ["verify"] if fails_at == "verify" else ["verify", "contents"]
+        assert steps == [*read, "close", *[found] * isinstance(fault, StateCorrupt)]
+        return
+    made = copies._described(snapshot, tmp_path / "store")
+    assert steps == ["verify", "contents", "keys", "close"]
+    assert (made.cluster, made.identity, made.node, made.built_by) == ("c", "i" * 32, "n1", "1.2")
+    assert (made.commit, made.time_ms, made.sessions, made.keys) == (9, 5, 2, 4)
+    assert (made.rows, made.flows, made.point) == ({"rows": 3}, {"f": Batches(3, 5)}, MADE.point)
+    assert [(file.path, file.size_bytes) for file in made.files] == [("state/1.sst", 3), (segment.path, 1)]
