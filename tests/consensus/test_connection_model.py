@@ -8,12 +8,15 @@ large or does not read is closed, and nobody else is.
 from __future__ import annotations
 
 import random
+import socket
+import ssl
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from oncegate.consensus.errors import ProtocolError
 from oncegate.consensus.messages import CallRequest, Message
 from oncegate.consensus.net import connection as net
 from oncegate.consensus.net.connection import Connection
@@ -73,13 +76,22 @@ class End:
         self.known: list[tuple[str, Stamp]] = []
         self.up: list[str] = []
         self.gone: list[Connection] = []
+        self.options: dict[Any, Any] = {}
+        """What was set of the socket."""
+        self.ends = self.steps = 0
+        """How often who waits for the end was told it, and how often the handshake went on."""
+        self.greeting: Frame | None = None
+        """Written as soon as the handshake is over, as a leader does."""
         self.names = names
         self.connection = Connection(cast("Any", self), side)
 
     # the loop
 
     def create_future(self) -> Any:
-        return SimpleNamespace(done=lambda: self.closed, set_result=lambda _: None)
+        return SimpleNamespace(done=lambda: bool(self.ends), set_result=self._ended)
+
+    def _ended(self, _: None) -> None:
+        self.ends += 1
 
     def call_later(self, after_s: float, call: Any) -> Timer:
         self.timers.append((after_s, call, Timer()))
@@ -89,7 +101,7 @@ class End:
 
     def get_extra_info(self, name: str) -> Any:
         names = self.names
-        socket = SimpleNamespace(setsockopt=lambda *what: None)
+        socket = SimpleNamespace(setsockopt=lambda level, option, value: self.options.update({(level, option): value}))
         certificate = {"subjectAltName": tuple(("DNS", one) for one in names or ())}
         tls = {} if names is None else {"ssl_object": object(), "peercert": certificate}
         return {"peername": ("h", 1), "socket": socket, **tls}.get(name)
@@ -116,14 +128,18 @@ class End:
         return self.admits
 
     def stepped(self, connection: Connection) -> None:
-        pass
+        assert not self.known, "who has proved itself is a stranger no more"
+        self.steps += 1
 
     def remember(self, peer_id: str, stamp: Stamp) -> None:
         self.known.append((peer_id, stamp))
 
     def established(self, connection: Connection, peer_id: str) -> None:
-        assert connection.peer_id == peer_id
+        assert (connection.peer_id, connection.subject, self.known[-1][0]) == (peer_id,) * 3
+        assert (connection._seal is None) == (self.names is not None or connection.secret is None)
         self.up.append(peer_id)
+        if self.greeting is not None:
+            assert connection.write_frame(self.greeting, 0)
 
     def refuses(self, connection: Connection, reason: str) -> None:
         self.said.append(("refuses", reason))
@@ -182,6 +198,7 @@ def test_frames_of_any_size_arrive_as_they_were_sent_at_each_peer(seed: int, pro
         pair.open()
         for end, peer in zip(pair.ends, (pair.ends[1], pair.ends[0]), strict=True):
             assert len(end.up) == 1
+            assert end.steps == 2, "each step of the handshake was told"
             assert end.known == [(end.up[0], Stamp(f"of {end.up[0]}", 1, (7,)))]
             assert all(timer.cancelled for _, _, timer in end.timers), "the handshake is over"
             assert (end.connection.epoch, end.connection.secret) == (peer.connection.epoch, peer.connection.secret)
@@ -286,3 +303,140 @@ def test_peer_that_is_not_wanted_is_told_why_and_both_ends_close_with_nothing_re
         assert (end.known, end.up, end.heard, end.complaints, end.closed) == ([], [], [], [], True)
         assert end.connection.peer_id is None
         assert not end.connection.write_frame(framed(100)[1], 500)
+
+
+@pytest.mark.parametrize("protection", PROTECTION)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_comes_right_behind_the_handshake_is_heard_by_both_once(seed: int, protection: str) -> None:
+    secret, names, _ = PROTECTION[protection]
+    pair, (message, frame) = Pair(random.Random(seed), secret, names, "n2"), framed(100)
+    for end in pair.ends:
+        end.greeting = frame
+    pair.open()
+    assert [end.heard for end in pair.ends] == [[("n2", message)], [("n1", message)]]
+
+
+@pytest.mark.parametrize(("protection", "name"), [("MAC", "a MAC on each frame"), ("TLS", "TLS"), ("TLS alone", "TLS")])
+def test_a_connection_says_whose_it_is_where_it_comes_from_and_what_protects_it(protection: str, name: str) -> None:
+    secret, names, _ = PROTECTION[protection]
+    pair = Pair(random.Random(1), secret, names, "n2")
+    dialler, acceptor = (end.connection for end in pair.ends)
+    assert (dialler.dialled, dialler.subject, dialler.claimed_id) == (True, "n2", "n2")
+    assert (acceptor.dialled, acceptor.subject, acceptor.claimed_id) == (False, "a stranger", "")
+    acceptor.host = "where it came from"
+    pair.open()
+    assert (dialler.host, acceptor.host) == ("h", "where it came from")
+    assert (dialler.subject, acceptor.subject) == ("n2", "n1")
+    assert (dialler.claimed_id, acceptor.claimed_id) == ("", "")
+    assert dialler.protection == acceptor.protection == name
+    assert (dialler.dialled, acceptor.dialled) == (True, False)
+    for end in pair.ends:
+        tcp, anyhow = socket.IPPROTO_TCP, socket.SOL_SOCKET
+        assert end.options == {
+            (tcp, socket.TCP_NODELAY): 1,
+            (anyhow, socket.SO_KEEPALIVE): 1,
+            (tcp, socket.TCP_KEEPIDLE): 2,
+            (tcp, socket.TCP_KEEPINTVL): 1,
+            (tcp, socket.TCP_USER_TIMEOUT): net._SILENT_LINK_MS,
+        }
+
+
+def test_a_connection_without_a_secret_has_nothing_but_checksums() -> None:
+    pair = Pair(random.Random(1), False, None, "n2")
+    pair.open()
+    assert [end.connection.protection for end in pair.ends] == ["nothing but checksums"] * 2
+    assert [end.connection.secret for end in pair.ends] == [None, None]
+
+
+def test_the_end_of_a_connection_is_told_once_and_nothing_is_done_to_it_any_more() -> None:
+    for opens in (False, True):
+        pair = Pair(random.Random(1), True, None, "n2")
+        end, (_, frame) = pair.ends[0], framed(100)
+        end.connection.close()
+        end.connection.abort()
+        assert not end.closed, "there is no socket yet"
+        if opens:
+            pair.open()
+        for told in (1, 2):
+            end.connection.connection_lost(None)
+            assert (end.ends, end.gone) == (1, [end.connection] * told)
+        total = end.total
+        end.connection.close()
+        end.connection.abort()
+        assert not end.closed, "its socket is gone, and may be somebody else's"
+        assert not end.connection.write_frame(frame, 500)
+        assert end.total == total
+
+
+def test_a_socket_that_waits_for_tls_is_closed_by_an_abort() -> None:
+    end, shut = Pair(random.Random(1), True, None, "n2").ends[1], list[int]()
+
+    def shutdown(how: int) -> None:
+        shut.append(how)
+        raise OSError("it is gone already")
+
+    end.connection.accepted = cast("Any", SimpleNamespace(shutdown=shutdown))
+    end.connection.abort()
+    assert (shut, end.closed) == ([socket.SHUT_RDWR], False)
+    end.connection.connection_lost(None)
+    end.connection.abort()
+    assert len(shut) == 1
+
+
+@pytest.mark.parametrize(
+    ("certificate", "is_it"),
+    [
+        ({"subjectAltName": (("DNS", "n2"),)}, True),
+        ({"subjectAltName": (("IP Address", "n2"), ("URI", "n2"))}, False),
+        ({"subject": ((("commonName", "n2"),),)}, True),
+        ({"subject": ((("organizationName", "n2"),), (("commonName", "n3"),))}, False),
+        ({"subject": ((("organizationName", "o"), ("commonName", "n2")),), "subjectAltName": ()}, True),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_a_node_is_who_its_certificate_names_as_a_host_or_as_its_subject(certificate: Any, is_it: bool) -> None:
+    end = Pair(random.Random(1), True, NAMES, "n2").ends[0]
+    real = end.get_extra_info
+    vars(end)["get_extra_info"] = lambda name: certificate if name == "peercert" else real(name)
+    end.connection._check_certificate("n2")  # there is no socket yet, so there is nothing to compare
+    end.connection.connection_made(cast("Any", end))
+    if is_it:
+        end.connection._check_certificate("n2")
+    else:
+        with pytest.raises(ProtocolError, match="does not name n2"):
+            end.connection._check_certificate("n2")
+
+
+def test_peers_are_met_with_the_newest_tls_and_the_certificates_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    fault: list[Exception] = []
+
+    class Context:
+        def __init__(self, protocol: Any) -> None:
+            self.protocol, self.loaded = protocol, list[Any]()
+            made.append(self)
+
+        def load_cert_chain(self, certificate: Any, key: Any, password: str) -> None:
+            if fault:
+                raise fault[0]
+            self.loaded.append((certificate, key, password))
+
+        def load_verify_locations(self, authority: Any) -> None:
+            self.loaded.append(authority)
+
+    monkeypatch.setattr(ssl, "SSLContext", Context)
+    assert net.tls_contexts(None) is None
+    assert not made
+    tls: Any = SimpleNamespace(certificate="c", key="k", authority="a")
+    contexts: Any = net.tls_contexts(tls)
+    assert [contexts.dialling, contexts.listening] == made
+    assert [one.protocol for one in made] == [ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER]
+    for one in made:
+        assert one.minimum_version == ssl.TLSVersion.TLSv1_3
+        assert one.verify_mode == ssl.CERT_REQUIRED
+        assert one.check_hostname is False, "whose certificate it is, the handshake looks at"
+        assert one.loaded == [("c", "k", ""), "a"]
+    fault.append(ssl.SSLError("another key"))
+    with pytest.raises(OSError, match="peers cannot be met"):
+        net.tls_contexts(tls)
