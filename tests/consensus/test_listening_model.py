@@ -19,7 +19,8 @@ import pytest
 
 from oncegate.consensus.config import EVERY_ADDRESS
 from oncegate.consensus.net.connection import HANDSHAKE_S
-from oncegate.consensus.net.listening import COMPLAINT_S, Listening
+from oncegate.consensus.net.listening import Listening
+from oncegate.consensus.net.strangers import COMPLAINT_S
 
 TLS: Any = object()
 
@@ -183,7 +184,12 @@ async def test_who_comes_is_let_in_or_given_back_and_an_accept_that_fails_is_tri
             assert [record.levelno for record in caplog.records] == [logging.ERROR] * due
     assert failed
     assert complaints > 2
+    if not scene.timers:
+        scene.served[0].coming.append(OSError(24, "Too many open files"))
+        scene.read(scene.served[0])
+    assert scene.timers
     served = list(scene.served)
+    scene.listening.stop()
     scene.listening.stop()
     assert all(one.closed for one in served)
     assert not scene.readers
