@@ -16,7 +16,15 @@ import msgspec
 import pytest
 
 from oncegate.consensus.errors import ProtocolError
-from oncegate.consensus.messages import Challenge, Hello, PeerRefused, Proof, Welcome
+from oncegate.consensus.messages import (
+    PROTOCOL_VERSION_MAX,
+    PROTOCOL_VERSION_MIN,
+    Challenge,
+    Hello,
+    PeerRefused,
+    Proof,
+    Welcome,
+)
 from oncegate.consensus.net import handshake
 from oncegate.consensus.net.handshake import Acceptor, Credentials, Dialler, Established, PeerRefusedError, Stamp
 
@@ -257,3 +265,38 @@ def test_a_secret_that_is_only_accepted_opens_no_node_that_proves_another() -> N
     assert isinstance(challenge, Challenge)
     with pytest.raises(ProtocolError, match="secret"):
         acceptor.receive(Proof(handshake._proof(SECRETS[1], "dial", hello, challenge)))
+
+
+def test_whoever_speaks_a_version_of_ours_is_talked_with_in_the_highest_that_both_speak() -> None:
+    """Over all ranges of versions, nonces and clusters: what is refused, and what frames are sealed with."""
+    own = Credentials(
+        cluster_id="c", node_id="n1", stamp=Stamp("u", 1, ()), secrets=(b"a secret of the cluster",), peer_ids=("n2",)
+    )
+    nonces = {size: bytes(size) for size in (0, 12, 15, 16, 17)}
+    marked = nonces[12] + handshake._MARK
+    for low, high, cluster, nonce in itertools.product(
+        range(5), range(5), ("c", "d"), (*nonces.values(), marked, marked[1:])
+    ):
+        said = Challenge(low, cluster, "n2", "u", nonce, b"", 1, [], version_max=high)
+        common = set(range(low, high + 1)) & set(range(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX + 1))
+        was_changed = bool(common) and max(common) < 2 and nonce is marked
+        fits = bool(common) and cluster == "c" and len(nonce) == 16 and not was_changed
+        if fits:
+            handshake._check(own, said)
+            continue
+        with pytest.raises(ProtocolError):
+            handshake._check(own, said)
+    hello = Hello(1, "c", "n1", "u", "n2", marked, 1, [], version_max=2)
+    for ours, theirs, secret in itertools.product((1, 2, 3), (1, 2, 3), (None, b"a secret of the cluster")):
+        dialled = msgspec.structs.replace(hello, version_max=ours)
+        challenge = Challenge(1, "c", "n2", "u", marked, b"", 1, [], version_max=theirs)
+        version = min(ours, theirs)
+        assert handshake._version(dialled, challenge) == version
+        keys = handshake._keys(secret, dialled, challenge)
+        assert (keys is not None) == (secret is not None and version >= 2)
+        assert keys is None or keys[0] != keys[1]
+        if secret is not None:
+            # What was said of versions is covered from the version on that says it, and not before: others lack it.
+            other = msgspec.structs.replace(challenge, version=0)
+            proofs = {handshake._mac(secret, "dial", dialled, one) for one in (challenge, other)}
+            assert len(proofs) == (2 if version >= 2 else 1)
