@@ -6,12 +6,16 @@ All moments are multiples of half a second, and so are the bounds: one that is o
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import resource
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from oncegate.gateway.http.admission import connections
 from oncegate.gateway.http.admission.connections import (
     EVICTED_SHARE,
     SENT_BYTES_MIN,
@@ -20,6 +24,7 @@ from oncegate.gateway.http.admission.connections import (
     Guard,
     Patience,
 )
+from oncegate.gateway.node.fitness import DESCRIPTORS_RESERVED
 
 HEADERS_S, IDLE_S, UNSENT_S = 2.0, 3.0, 2.5
 PLACES = 40
@@ -204,3 +209,51 @@ async def test_guard_that_closes_drains_each_connection_and_waits_for_all_that_a
         walk.there[end].drain().set_result(None)  # type: ignore[union-attr]
         drained.pop()
     await closing
+
+
+def test_a_node_takes_the_descriptors_that_it_may_have_and_no_more_connections_than_these_are_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over limits around all bounds; a limit that is high enough is left alone, and the hard one never changes."""
+    no_limit, some = resource.RLIM_INFINITY, DESCRIPTORS_RESERVED
+    limits: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, given: limits.__setitem__(slice(None), given))
+    levels = (1, some, some + 1, some + 99, some + 100, some + 101, some + 500, no_limit)
+    for soft, hard in itertools.product(levels, levels):
+        if hard != no_limit and (soft == no_limit or soft > hard):
+            continue
+        limits[:] = [soft, hard]
+        connections.raise_descriptor_limit(100)
+        wanted = some + 100 if hard == no_limit else min(some + 100, hard)
+        expected = soft if soft == no_limit else max(soft, wanted)
+        assert limits == [expected, hard], (soft, hard)
+        allowed = connections.connections_allowed(100)
+        assert allowed == (100 if expected == no_limit else max(1, min(100, expected - some)))
+
+
+async def test_a_connection_without_a_place_is_told_so_and_is_gone_soon_whatever_its_client_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did, later = list[Any](), list[tuple[float, Any]]()
+    transport: Any = SimpleNamespace(write=did.append, close=lambda: did.append("close"), abort="abort")
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay_s, call: later.append((delay_s, call)))
+    connections.refuse(transport)
+    answer, closed = did
+    assert (closed, later) == ("close", [(connections.REFUSED_S, "abort")])
+    head, body = answer.split(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    assert status == "HTTP/1.1 429 Too Many Requests"
+    assert (headers["Connection"], headers["Content-Length"]) == ("close", str(len(body)))
+    assert b'"code":"OVERLOADED"' in body
+
+
+async def test_a_guard_that_has_closed_sweeps_no_more() -> None:
+    guard = Guard(Patience(1, 1, 1, 1, 1), ConnectionCounts())
+    guard.sweep()
+    timer = guard._timer
+    assert timer is not None
+    assert not timer.cancelled()
+    await guard.close()
+    assert timer.cancelled()
