@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from oncegate.gateway.http.admission import connections
 from oncegate.gateway.http.admission.connections import (
@@ -257,3 +258,40 @@ async def test_a_guard_that_has_closed_sweeps_no_more() -> None:
     assert not timer.cancelled()
     await guard.close()
     assert timer.cancelled()
+
+
+@pytest.mark.parametrize("tls", [None, "TLS"])
+@pytest.mark.parametrize("host", ["127.0.0.1", connections.EVERY_ADDRESS])
+async def test_a_site_listens_where_it_says_and_its_guard_sweeps_as_long_as_it_does(
+    host: str, tls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, steps = list[Any](), list[str]()
+
+    async def wait_closed() -> None:
+        steps.append("closed")
+
+    async def drain() -> None:
+        steps.append("drain")
+
+    async def create_server(connect: Any, *place: Any, **options: Any) -> Any:
+        asked.append((connect, *place, options))
+        return SimpleNamespace(close=lambda: steps.append("close"), wait_closed=wait_closed)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_server", create_server)
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    guard: Any = SimpleNamespace(sweep=lambda: steps.append("sweep"), close=drain)
+    connect: Any = object()
+    site = connections.GuardedSite(runner, host, 7, guard, connect, tls=tls)
+    assert site.name == f"{'https' if tls else 'http'}://{host}:7"
+    assert not asked
+    await site.start()
+    assert site in runner.sites
+    patience_s = connections.HANDSHAKE_S if tls else None
+    options = {"ssl": tls, "backlog": connections.BACKLOG, "ssl_handshake_timeout": patience_s}
+    assert asked == [(connect, None if host == connections.EVERY_ADDRESS else host, 7, options)]
+    assert steps == ["sweep"]
+    await site.stop()
+    assert (steps[1], steps[-1]) == ("close", "drain"), "nobody comes in while the last are drained"
+    assert site not in runner.sites
+    await runner.cleanup()
