@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from oncegate.consensus.config import EVERY_ADDRESS
 from oncegate.gateway.http.admission import connections
 from oncegate.gateway.http.admission.connections import (
     EVICTED_SHARE,
@@ -261,7 +262,7 @@ async def test_a_guard_that_has_closed_sweeps_no_more() -> None:
 
 
 @pytest.mark.parametrize("tls", [None, "TLS"])
-@pytest.mark.parametrize("host", ["127.0.0.1", connections.EVERY_ADDRESS])
+@pytest.mark.parametrize("host", ["127.0.0.1", EVERY_ADDRESS])
 async def test_a_site_listens_where_it_says_and_its_guard_sweeps_as_long_as_it_does(
     host: str, tls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +290,7 @@ async def test_a_site_listens_where_it_says_and_its_guard_sweeps_as_long_as_it_d
     assert site in runner.sites
     patience_s = connections.HANDSHAKE_S if tls else None
     options = {"ssl": tls, "backlog": connections.BACKLOG, "ssl_handshake_timeout": patience_s}
-    assert asked == [(connect, None if host == connections.EVERY_ADDRESS else host, 7, options)]
+    assert asked == [(connect, None if host == EVERY_ADDRESS else host, 7, options)]
     assert steps == ["sweep"]
     await site.stop()
     assert (steps[1], steps[-1]) == ("close", "drain"), "nobody comes in while the last are drained"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -541,3 +542,20 @@ async def test_watchers_of_a_flow_have_their_turns_in_slices_and_those_that_left
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert not fake.reads._seal_waiters
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_watch_that_has_been_told_all_says_so_up_to_the_newest_commit_of_any_table(seed: int) -> None:
+    """Its client resumes from there: from an older place, the history may not reach back any more."""
+    dice, rows = random.Random(seed), Rows()
+    watchers = [rows.watching.open("t", prefix, 0, "", exact=False) for prefix in ("a", "b", "none")]
+    for _ in range(60):
+        rows.write(*((dice.choice("tu"), dice.choice("ab") + "1", dice.randrange(9)) for _ in range(dice.randrange(4))))
+        for watcher in dice.sample(watchers, 2):
+            while watcher.has_more:
+                watcher.take()
+            before = watcher.position
+            assert watcher.take() == b""
+            assert before <= watcher.position == rows.machine.commit
+    for watcher in watchers:
+        rows.watching.close(watcher)
