@@ -156,6 +156,7 @@ class EventStream:
                             self._refused(endpoint, event.data)
                         yield event
                     if len(buffer) > EVENT_BYTES_MAX:
+                        router.unreachable(endpoint, courier.clock())  # others first, and a pause where there are none
                         raise _Lost(f"an event of more than {EVENT_BYTES_MAX} bytes")
             except (aiohttp.ClientError, OSError, TimeoutError) as failed:
                 router.unreachable(endpoint, courier.clock(), silent=isinstance(failed, TimeoutError))

@@ -25,6 +25,8 @@ from tests.client.small_cluster import StillLoop
 
 NODES = ["http://a:1", "http://b:1", "http://c:1"]
 TIMEOUT_S = 20.0
+TRIES_MAX = 100
+"""Of a stream that nobody serves: all nodes, then pauses that double, each half as long as it may be, or less."""
 TUNING = Tuning(attempt_timeout_s=2.0, backoff_first_s=0.05, backoff_cap_s=1.0)
 LOST = {
     "ends": "refused",
@@ -40,9 +42,6 @@ LOST = {
 }
 """Ways to lose a stream, each with what is noted of its node."""
 WITHOUT_EVENTS = ("not ready", "garbage", "no connection", "frozen", "elsewhere", "past")
-
-
-FINAL = msgspec.json.encode(Problem("", "t", 403, "FORBIDDEN", "not_applied", False))
 
 
 class NotingRouter(Router):
@@ -98,6 +97,7 @@ class Answer:
 
     async def readany(self) -> bytes:
         world = self._world
+        assert world.streams == {self}, "a client that is left ends it"
         assert world.told - world.told_here == world.sent.count(b"\n\n"), "it reads on before it tells"
         await asyncio.sleep(world.dice.choice((0.0, 0.001, SILENCE_S - 1)))
         if self._pieces:
@@ -131,6 +131,7 @@ class World:
         self.away: set[str] = set()
         self.past: set[str] = set()
         self.asked: list[tuple[str, str]] = []
+        self.opened_at: list[float] = []
         self.given_up = self.lacking = 0
         self._last: tuple[str, str] | None = None
         self._told_max, self._weights = told_max, weights
@@ -146,6 +147,7 @@ class World:
 
     async def open_stream(self, endpoint: str, path: str, headers: dict[str, str]) -> Answer:
         self.check_noted()
+        self.opened_at.append(self.clock())
         self._check_choice(endpoint, headers)
         assert path == f"/from/{self.told}", "it goes on behind what was told"
         assert headers["Authorization"] == "x"
@@ -193,6 +195,7 @@ class World:
         self.away.clear()
         self.past.clear()
         self._last = None
+        self.opened_at.clear()
         self.router.noted.clear()
 
     def _check_choice(self, endpoint: str, headers: dict[str, str]) -> None:
@@ -247,6 +250,8 @@ def _check_end(world: World, failure: OperationFailed) -> None:
     world.check_noted()
     if isinstance(failure, DeadlineExceeded):
         world.given_up += 1
+        late = [at for at in world.opened_at if at >= world.since]
+        assert len(late) <= TRIES_MAX, "each node is asked again and again without a pause"
         assert failure.code is Code.TIMEOUT
         assert world.clock() + TUNING.backoff_cap_s >= world.since + TIMEOUT_S, "given up too early"
     else:
@@ -280,16 +285,75 @@ def test_stream_is_given_up_when_no_node_has_told_anything_for_its_time() -> Non
 
 
 @pytest.mark.parametrize("how", ["answers", "ends"])
-def test_final_refusal_ends_the_stream_at_once(how: str) -> None:
+@pytest.mark.parametrize("detail", ["", "why"])
+def test_final_refusal_ends_the_stream_at_once(how: str, detail: str) -> None:
+    final = msgspec.json.encode(Problem("", "t", 403, "FORBIDDEN", "not_applied", False, detail))
+
     async def ends() -> None:
         world = World(0, told_max=0, weights={"told the end" if how == "ends" else "not ready": 1})
         source: Any = EventStream(world, lambda: "/from/0", None).events()  # type: ignore[arg-type]
-        with fails(Code.FORBIDDEN, Outcome.NOT_APPLIED):
+        with pytest.raises(OperationFailed) as refused:
             await anext(source)
+        told = refused.value.code, refused.value.outcome, refused.value.detail
+        assert told == (Code.FORBIDDEN, Outcome.NOT_APPLIED, detail or "t")
         assert len(world.asked) == 1
         assert not world.streams
         assert not world.places
 
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=StillLoop) as runner:
-        patch.setitem(globals(), "problem", lambda *_, **__: FINAL)
+        patch.setitem(globals(), "problem", lambda *_, **__: final)
         runner.run(ends())
+
+
+async def _from(world: World, pieces: list[bytes]) -> list[bytes]:
+    """Read what one answer tells, until it is lost for good."""
+    told: list[bytes] = []
+
+    async def open_stream(endpoint: str, path: str, headers: dict[str, str]) -> Answer:
+        world.asked.append((endpoint, path))
+        assert len(world.asked) < TRIES_MAX, "it is asked again and again without a pause"
+        return Answer(world, "ends", list(pieces))
+
+    world.open_stream = open_stream  # type: ignore[method-assign]
+    source: Any = EventStream(world, lambda: "/from/0", 1.0).events()  # type: ignore[arg-type]
+    with contextlib.suppress(DeadlineExceeded):
+        async for _, data in source:
+            told.append(data)
+            world.told += 1
+            if len(told) == 2:
+                break
+    await source.aclose()
+    return told
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_event_is_as_long_as_it_may_be_and_no_longer(over: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of an event whose end has not come; a node, or what answers for it, may send without end."""
+    monkeypatch.setattr("oncegate.gateway.client.event_stream.EVENT_BYTES_MAX", 1_000)
+    event = b"data: " + b"x" * (994 + over)
+
+    async def read() -> None:
+        world = World(0, told_max=0, weights={"ends": 1})
+        world.dice.choice = lambda _: 0.0  # type: ignore[method-assign, assignment]
+        told = await _from(world, [event[:500], event[500:], b"\n\n"])
+        assert told == ([] if over else [event[6:]] * 2)
+        assert not world.streams
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(read())
+
+
+@pytest.mark.parametrize("http", ["none", "closed"])
+def test_stream_of_a_client_that_is_closed_is_refused(http: str) -> None:
+    async def read() -> None:
+        world = World(0, told_max=0, weights={"ends": 1})
+        world.closed = http == "closed"
+        world.http = world if http == "closed" else None
+        source: Any = EventStream(world, lambda: "/from/0", None).events()  # type: ignore[arg-type]
+        with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
+            await anext(source)
+        assert not world.asked
+        assert not world.places
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(read())
