@@ -47,12 +47,13 @@ FOR_GOOD = OncegateError(Code.FORBIDDEN, "for now, as it turns out")
 class Lost:
     """A session, with or without an outbox, that is to be opened anew when it is lost."""
 
-    def __init__(self, nodes: Moody, client: Client, path: Path, *, keeps: bool) -> None:
+    def __init__(self, nodes: Moody, client: Client, path: Path, *, keeps: bool, window: int = 512) -> None:
         self.nodes, self.path = nodes, path
         self.reported: list[Code] = []
         self.unknown: list[OutboxEntry] = []
         self.session = client.session(
             lease_ms=round(LEASE_S * 1000),
+            window=window,
             renew_lost=True,
             outbox=path if keeps else None,
             on_unknown=self.unknown.append if keeps else None,
@@ -173,6 +174,33 @@ def test_opening_anew_is_given_up_where_trying_again_is_no_use(
             assert nodes.count(OPENING) == asked
             assert lost.reported == [Code.SESSION_EXPIRED, Code.INTERNAL]
         assert len(nodes.executed("l")) == 1
+
+    play(test)
+
+
+@pytest.mark.parametrize("keeps", BOTH)
+def test_writes_whose_request_is_refused_as_a_whole_go_on_and_keep_their_places(keeps: bool, tmp_path: Path) -> None:
+    """What says that the session has ended may be a verdict on each write, or the refusal of all of them."""
+
+    async def test(nodes: Moody, client: Client) -> None:
+        lost = Lost(nodes, client, tmp_path / "o", keeps=keeps, window=4)
+        async with lost.session as session:
+            for round_ in range(3):
+                lost.expire()
+                nodes.hows = {
+                    "/operations": OncegateError(Code.SESSION_EXPIRED, outcome=Outcome.NOT_APPLIED),
+                    OPENING: "before",
+                }
+                writes = [
+                    session.submit("append", "rows", "l", 4 * round_ + at, timeout_s=PATIENT_S) for at in range(4)
+                ]
+                await asyncio.sleep(3.0)
+                assert not session._sender.is_open
+                assert session.outstanding == 4, "each has its place"
+                nodes.hows.clear()
+                assert all(result.client_id == session.client_id for result in await asyncio.gather(*writes))
+                assert session.outstanding == 0
+        assert [one.value for one in nodes.executed("l")] == list(range(12))
 
     play(test)
 
