@@ -61,14 +61,17 @@ class How(NamedTuple):
     retry_after_ms: int | None = None
     code: Code = Code.TIMEOUT
     outcome: str = ""
+    detail: str = "why"
 
 
 def _refusal(dice: random.Random) -> How:
     status = dice.choice((400, 404, 409, 421, 429, 500, 503))
-    code = dice.choice((Code.NOT_READY, Code.OVERLOADED, Code.QUOTA, Code.NOT_FOUND, Code.INTERNAL))
+    name = dice.choice(("NOT_READY", "OVERLOADED", "QUOTA", "NOT_FOUND", "INTERNAL", "OF_A_NEWER_NODE"))
+    detail = dice.choice(("why", ""))
+    known = name in Code.__members__
     outcome, retryable = dice.choice(("not_applied", "applied", "unknown", "new")), dice.random() < 0.6
     after = dice.choice((None, 0, 700, 60_000))
-    body = Problem("", "t", status, code, outcome, retryable, "why", after)
+    body = Problem("", "t", status, name, outcome, retryable, detail, after)
     elsewhere = status in (421, 503)
     return How(
         "refused",
@@ -79,8 +82,9 @@ def _refusal(dice: random.Random) -> How:
         noted="refused" if retryable and elsewhere else "answered",
         elsewhere=retryable and elsewhere,
         retry_after_ms=after,
-        code=code,
+        code=Code(name) if known else Code.INTERNAL,
         outcome="unknown" if outcome == "new" else outcome,
+        detail=(detail or "t") if known else f"{name}: {detail or 't'}",
     )
 
 
@@ -166,6 +170,8 @@ class World:
         self.dropped: list[str] = []
         self.rested = 0
         self.tokens = 0
+        self.call: JsonCall[int] | None = None
+        """The call that is being made, if it is known."""
         self.detours: dict[str, float] = {}
         self.router = NotingRouter()
         self.courier = Courier(self, self, self.router, TUNING, self.loop.time, self._token)  # type: ignore[arg-type]
@@ -223,6 +229,9 @@ class World:
             for name, values in ((H_COMMIT, ("5", "6", "x")), (H_AGE_MS, ("8", "9")), (H_LEADER, NODES)):
                 if self.dice.random() < 0.5:
                     headers[name] = self.dice.choice(values)
+        if self.call is not None:
+            assert self.call.under_way, "whoever gives it up must know that its bytes may have left"
+            assert self.call.at_once != detour
         made = Attempt(self.loop.time(), endpoint, how, headers, detour, "")
         self.attempts.append(made)
         return made
@@ -289,6 +298,7 @@ async def _play(seed: int, calls: int) -> World:
         refills, start = world.budget.refills, loop.time()
         call = JsonCall("PUT", PATH, int, {}, start + dice.choice((0.5, 3.0, 30.0)), body={"a": 1})
         call.waits_s = dice.choice((0.0, 5.0))
+        world.call = call
         asked = asyncio.ensure_future(courier.exchange(call))
         if cancels := dice.random() < 0.1:
             await asyncio.sleep(dice.choice((0.0, 0.01, 0.5)))
@@ -356,7 +366,7 @@ def _check_end(world: World, call: JsonCall[int], end: Any) -> None:
         assert last is not None
         assert last.then == "raised"
         assert (end.code, end.outcome, end.retry_after_ms) == (last.code, last.outcome, last.retry_after_ms)
-        assert end.detail == "why"
+        assert end.detail == last.detail
     else:
         assert isinstance(end, AttemptFailed)
         assert malformed < 3
