@@ -84,6 +84,31 @@ def test_outbox_without_room_refuses_a_write_and_the_session_goes_on(
     play(test)
 
 
+def test_session_whose_outbox_cannot_be_written_ends_and_nothing_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What of the first write is on disk nobody knows; those after it are surely not applied."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    async def test(nodes: Moody, client: Client) -> None:
+        lost = list[Code]()
+        async with client.session(outbox=tmp_path / "o", on_lost=lambda why: lost.append(why.code)) as session:
+            await session.put("rows", "a", 1)
+            monkeypatch.setattr(OutboxFile, "write", full)
+            with fails(Code.INTERNAL, Outcome.UNKNOWN, kind=OutcomeUnknown):
+                await session.put("rows", "b", 1)
+            assert (session.lost.is_set(), lost) == (True, [Code.INTERNAL])
+            for key in "cd":
+                with fails(Code.INTERNAL, Outcome.NOT_APPLIED):
+                    await session.put("rows", key, 1)
+            assert session.outstanding == 0
+        assert [one.key for one in nodes.state.executed] == ["a"]
+
+    play(test)
+
+
 @pytest.mark.parametrize("doubts", [1, 3, 7])
 @pytest.mark.parametrize("keeps", BOTH)
 def test_doubts_leave_the_window_to_the_writes_that_follow(keeps: bool, doubts: int, tmp_path: Path) -> None:
