@@ -334,7 +334,7 @@ def test_event_is_as_long_as_it_may_be_and_no_longer(over: int, monkeypatch: pyt
 
     async def read() -> None:
         world = World(0, told_max=0, weights={"ends": 1})
-        world.dice.choice = lambda _: 0.0  # type: ignore[method-assign, assignment]
+        world.dice.choice = lambda _: 0.0  # type: ignore[method-assign, assignment, return-value]
         told = await _from(world, [event[:500], event[500:], b"\n\n"])
         assert told == ([] if over else [event[6:]] * 2)
         assert not world.streams
