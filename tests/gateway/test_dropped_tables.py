@@ -14,7 +14,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.state.restore import all_cells
-from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX
+from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX, each_change
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
 from tests.gateway.state_harness import Fed
@@ -98,6 +98,30 @@ def test_rows_stand_in_the_way_unless_it_is_forced_and_go_a_few_in_each_entry(mo
     log.declare()
     assert len(log.machine.tables["t"].rows) == 0
     assert log.machine.tables["t"].since == commit
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_entry_that_removes_rows_of_a_dropped_table_tells_of_all_else_that_it_changes_and_of_none_of_these(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", 4)
+    log = Log()
+    log.declare()
+    log.declare("other")
+    for n in range(10):
+        log.put(f"k{n}")
+    log.drop(force=True)
+    for swept in ("k3", "k7"):
+        commands: list[c.Command] = []
+        for key in ("a", "b"):
+            log.sequence += 1
+            number = SequenceNumber(log.sequence)
+            op = c.Op(number, c.OpKind.PUT, "other", key, Fingerprint(log.sequence), b"1")
+            commands.append(c.Operate(1, 1, number, [op]))
+        commands.insert(at, c.SweepTables())
+        assert log.do(*commands)[at] == 4
+        assert [one[2:4] for one in each_change(log.machine.changes)] == [("other", "a"), ("other", "b")]
+        assert log.machine.closing["t"].swept == swept, "what a restart goes on from, without a look at what is gone"
 
 
 def test_large_rows_go_fewer_in_each_entry(monkeypatch: pytest.MonkeyPatch) -> None:
