@@ -44,8 +44,10 @@ class Model:
         self.declared = 0
         self.commit = 0
 
-    def declare(self, name: str, kind: str, quota: int, max_items: int) -> Code | None:
+    def declare(self, name: str, kind: str, quota: int, max_items: int, *, sheds: bool) -> Code | None:
         if (known := self.tables.get(name)) is not None:
+            if known.kind == kind == "stream" and sheds:
+                return Code.BAD_REQUEST
             if known.kind != kind or (kind == "stream" and max_items and known.max_items != max_items):
                 return Code.CONFLICT
             known.quota = quota
@@ -54,6 +56,8 @@ class Model:
             return Code.OVERLOADED
         if len(self.tables) + len(self.closing) == TABLES or self.declared == EVER:
             return Code.QUOTA
+        if kind == "stream" and sheds:
+            return Code.BAD_REQUEST
         # Of an incarnation that may have had others before it, only what comes from now on is told.
         since = self.commit if self.declared > len(self.tables) + len(self.closing) else 0
         self.declared += 1
@@ -97,14 +101,18 @@ class Driven:
 
     def declare(self, dice: random.Random, name: str) -> None:
         kind, quota = dice.choice(("resident", "resident", "stream")), dice.choice(QUOTAS)
-        max_items = dice.choice((0, 0, 100, 200)) if kind == "stream" else 0
-        flow = {"name": name, "source": name, "max_items": max_items}
+        # A resident table has no flow of its own, whatever comes with its declaration.
+        max_items, sheds = dice.choice((0, 0, 100, 200)), dice.random() < 0.1
+        flow: dict[str, Any] = {"name": name, "source": name, "max_items": max_items}
+        if sheds:
+            max_items = flow["max_items"] = 100
+            flow["shed_lag_bytes"] = 1
         if max_items == 200:
             flow["consumers"] = ["mail"]
         told = self.do(c.DeclareTable(name, kind, quota, msgspec.json.encode(flow) if max_items else b""))
         is_new = name not in self.model.tables
-        agrees(told, self.model.declare(name, kind, quota, max_items))
-        if is_new and max_items == 200 and name in self.model.tables:
+        agrees(told, self.model.declare(name, kind, quota, max_items, sheds=sheds))
+        if is_new and max_items == 200 and kind == "stream" and name in self.model.tables:
             self.model.tables[name].consumers.add("mail")
         assert isinstance(told, (OncegateError, Table))
 
