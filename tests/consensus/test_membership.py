@@ -35,6 +35,19 @@ def test_a_learner_is_no_voter():
     assert (membership.voters, membership.learners) == ({"n1"}, {"n2"})
 
 
+@pytest.mark.parametrize("base", range(4, 9))
+def test_a_joined_node_knows_its_members_from_its_first_configuration_on_and_keeps_those_behind_its_base(base):
+    membership = Membership()
+    for index in (5, 7):
+        membership.appended(index, encode(members(f"n{index}")))
+    assert [membership.known_at(index) for index in range(4, 9)] == [False, True, True, True, True]
+    if base > 4:
+        membership.rebase(base, membership.at(base))
+        assert membership.known_at(4)
+    assert membership.indexes == {index for index in (5, 7) if index > base}
+    assert membership.current_index == max(base, 7)
+
+
 def test_an_entry_that_only_looks_like_a_configuration_stops_the_node():
     membership = Membership()
     with pytest.raises(SafetyViolation, match="entry 7"):
