@@ -65,14 +65,14 @@ def histories(seed: int, *, overlap: bool) -> Iterator[list[Operation]]:
         for index in range(dice.randint(2, 4)):
             invoked = max(0, now + dice.randint(-3, 1)) if overlap else now + dice.randint(1, 2)
             now = invoked + dice.randint(0, 3)
-            owner, token = dice.choice(("ann", "bob")), dice.choice((1, 1, 1, 2))
-            f = dice.choice(("acquire", "acquire", "renew", "release")) if index else "acquire"
+            owner, token = dice.choice(("ann", "ann", "bob")), dice.choice((1, 1, 1, 2))
+            f = dice.choice(("acquire", "acquire", "renew", "renew", "release")) if index else "acquire"
             argument: dict[str, Any] = {"owner": owner} | ({} if f == "release" else {"ms": dice.choice((1, 2, 5))})
-            result: Any = {"token": dice.choice((1, index, index + 1))} if f == "acquire" else None
+            result: Any = {"token": dice.choice((1, index, index + 1, index + 1))} if f == "acquire" else None
             argument |= {} if f == "acquire" else {"token": token}
             if index and dice.random() < 0.25:
                 result = {"refused": True}
-            if f == "acquire" and dice.random() < 0.15:
+            if f == "acquire" and dice.random() < 0.3:
                 ops.append(Operation(index, index, f, None, argument, None, "unknown", invoked * MS, None))
             else:
                 ops.append(Operation(index, index, f, None, argument, result, "ok", invoked * MS, now * MS))
