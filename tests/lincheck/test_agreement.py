@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from oncegate.proof.lincheck import ILLEGAL, MODELS, Limits, Model, Operation, check, sequential, sorting
 from oncegate.proof.lincheck.explain import let_go
+from oncegate.proof.lincheck.history import Status
 from oncegate.proof.lincheck.search import search
 from tests.lincheck.oracle import brute_force, by_process, history
 
@@ -98,3 +101,28 @@ def test_order_that_zones_give_is_good_keeps_real_time_and_holds_all_that_is_kno
         assert _is_good(model, order), (seed, order)
         assert {op.index for op in ops if op.status == "ok"} <= {op.index for op in order}
     assert found > 300
+
+
+def test_zones_say_what_every_order_says_where_values_come_once_and_most_writes_have_no_answer() -> None:
+    """As in an outage: what a write of unknown outcome bounds is when it was written at the earliest."""
+    model, verdicts = MODELS["register"], Counter[bool]()
+    for seed in range(6000):
+        dice = random.Random(seed)
+        ops = list[Operation]()
+        for index in range(dice.randint(3, 6)):
+            invoked = dice.randrange(20)
+            write = index < 2 or dice.random() < 0.2
+            answered = not write or dice.random() < 0.4
+            returned = invoked + dice.randint(1, 8) if answered else None
+            f, argument, result = ("write", index, None) if write else ("read", None, dice.choice((0, 0, 1, 1, None)))
+            status: Status = "ok" if answered else "unknown"
+            ops.append(Operation(index, index, f, "k", argument, result, status, 2 * invoked, _odd(returned)))
+        clash = sorting.register_clash(ops)
+        assert clash is not None, "values come once"
+        assert (clash == []) == brute_force(ops, model), (seed, ops)
+        verdicts[clash == []] += 1
+    assert min(verdicts.values()) > 500
+
+
+def _odd(moment: int | None) -> int | None:
+    return None if moment is None else 2 * moment + 1
