@@ -1,18 +1,23 @@
 """A write that cannot go on costs those beside it nothing: each of them ends as if it had been alone.
 
-It may be one that cannot be encoded, one for which the outbox has no room, or one of which nobody knows what became.
+It may be one that cannot be encoded, one for which the outbox has no room, one that the cluster does not take for now,
+or one of which nobody knows what became.
 """
 
 from __future__ import annotations
 
 import asyncio
-from itertools import combinations
+from collections import Counter
+from itertools import combinations, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from oncegate import Client, Code, OperationFailed, Outcome, OutcomeUnknown
+from oncegate import Client, Code, DeadlineExceeded, OperationFailed, Outcome, OutcomeUnknown
+from oncegate.gateway import wire
 from oncegate.gateway.client import durable_outbox
 from oncegate.gateway.client.batch_call import OperationsCall
 from oncegate.gateway.client.outbox_file import OutboxFile
@@ -142,3 +147,62 @@ def test_doubts_leave_the_window_to_the_writes_that_follow(keeps: bool, doubts: 
             file.close()
 
     play(test)
+
+
+class Choosy(Moody):
+    """Nodes that do not take the writes of some rows for now."""
+
+    busy: frozenset[str] = frozenset()
+
+    def serve(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if not path.endswith("/operations"):
+            return super().serve(method, path, headers, body)
+        asked = msgspec.msgpack.decode(body, type=wire.OperationsRequest)
+        refused = [
+            wire.OperationResult(one.sequence, "rejected", code="OVERLOADED", outcome="not_applied", retryable=True)
+            for one in asked.operations
+            if one.key in self.busy
+        ]
+        left = [one for one in asked.operations if one.key not in self.busy]
+        if not left:
+            return 200, {}, msgspec.msgpack.encode(wire.OperationsResponse(refused, 0))
+        taken = msgspec.msgpack.encode(msgspec.structs.replace(asked, operations=left))
+        status, told, answer = super().serve(method, path, headers, taken)
+        if status == 200:
+            found = msgspec.msgpack.decode(answer)
+            results = [*found["results"], *map(msgspec.to_builtins, refused)]
+            answer = msgspec.msgpack.encode({**found, "results": sorted(results, key=itemgetter("sequence"))})
+        return status, told, answer
+
+
+def test_write_that_is_not_taken_in_its_time_is_never_sent_later_whoever_it_travelled_with() -> None:
+    """Those that have more time go on without it, and those that were taken give it none."""
+    ends = list(product(BOTH, BOTH))
+    told = Counter[type[BaseException | None]]()
+
+    async def test(nodes: Choosy, client: Client) -> None:
+        async with client.session(window=8) as session:
+            for number, case in enumerate(product(ends, repeat=3)):
+                rows = {f"{number}-{at}": one for at, one in enumerate(case)}
+                nodes.busy = frozenset(row for row, (busy, _) in rows.items() if busy)
+                writes = {
+                    row: session.submit("append", "rows", row, 1, timeout_s=10.0 if patient else 0.5)
+                    for row, (_, patient) in rows.items()
+                }
+                await asyncio.sleep(2.0)
+                nodes.busy = frozenset()
+                await asyncio.wait(writes.values())
+                for row, (busy, patient) in rows.items():
+                    failure, done = writes[row].exception(), len(nodes.executed(row))
+                    assert not (patient and failure)
+                    if isinstance(failure, OutcomeUnknown):
+                        assert done <= 1, "it was under way"
+                    else:
+                        assert done == (failure is None), (row, case)
+                        assert not failure or busy
+                    told[type(failure)] += 1
+                assert session.outstanding == 0
+                assert session._sender.is_open
+
+    play(test, Choosy)
+    assert told[DeadlineExceeded] > 10

@@ -56,14 +56,14 @@ class Moody(Nodes):
         return sum(re.search(kind, asked) is not None for asked in self.seen)
 
 
-def play(test: Callable[[Moody, Client], Coroutine[Any, Any, None]]) -> None:
+def play(test: Callable[[Any, Client], Coroutine[Any, Any, None]], kind: type[Moody] = Moody) -> None:
     async def alone(nodes: Moody, client: Client) -> None:
         asyncio.get_running_loop().set_default_executor(AtOnce())
         await test(nodes, client)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable_outbox, "ThreadPoolExecutor", AtOnce)
-        run(0, alone, Moody)
+        run(0, alone, kind)
 
 
 class Case(NamedTuple):
