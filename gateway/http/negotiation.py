@@ -46,7 +46,7 @@ HELD_BYTES: Final = web.RequestKey("held_bytes", int)
 AGE_MS: Final = web.RequestKey("age_ms", int)
 """Set for a ``stale`` read: its answer, a problem too, says how old it may be."""
 COMMIT: Final = web.RequestKey("commit", int)
-"""Set by a read of a row: its problem reflects the state of this commit number."""
+"""Set where a problem reflects another state than that of now, as that of a read does: its commit number."""
 
 
 def wants_msgpack(request: web.Request) -> bool:

@@ -20,6 +20,7 @@ from oncegate.gateway.http import request_headers as plain
 from oncegate.gateway.http.admission.tables import check_tables
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
+    COMMIT,
     IDENTITY,
     NODE,
     USAGE,
@@ -92,8 +93,8 @@ async def _answered(request: web.Request, client_id: int, answer: Answer) -> web
     request_id = f"{format_client_id(client_id)}/{result.sequence}"
     response: web.StreamResponse
     if result.status == "rejected":
+        request[COMMIT] = answer.commit
         response = problem(request, rows.rejection(result, request.app[NODE].machine))
-        response.headers[wire.H_COMMIT] = str(answer.commit)
         response.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
     else:
         if result.status == "applied" and isinstance(result.commit, int):
