@@ -94,7 +94,9 @@ class Watch:
             return
         found = told(self.watcher.take())
         while self.watcher.has_more:
+            position = self.watcher.position
             found += told(self.watcher.take())
+            assert self.watcher.position > position, "each piece brings it forward, or it would read without end"
         assert found == self.untold
         self.told_to = self._feed.commit
 
@@ -247,6 +249,19 @@ class Model:
         for rows, audience in audiences.items():
             if all(one.waits is not None for one in self.watches if one.rows == rows):
                 assert [*audience.above(0)] == [], "nothing is kept once all were told"
+
+
+def test_a_watch_that_begins_inside_a_transition_begins_at_its_end() -> None:
+    """Wherever in it: what is told of it is all or nothing, and its piece brings the watch forward."""
+    feed = Feed()
+    feed.write(("t", "a", b"1"), ("t", "a", b"2"))
+    feed.write(("t", "a", b"3"), ("t", "a", b"4"), ("t", "a", b"5"), together=True)
+    feed.write(("t", "a", b"6"))
+    for position, begins in enumerate((0, 1, 2, 5, 5, 5, 6)):
+        watcher = feed.open("a", position)
+        assert watcher.position == begins
+        assert [one[0] for one in told(watcher.take())] == [*range(begins + 1, 7)]
+        assert (watcher.position, watcher.has_more) == (6, False)
 
 
 async def test_every_call_of_all_reaches_also_those_at_work_that_were_woken_before() -> None:
