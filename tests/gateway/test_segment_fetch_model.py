@@ -7,6 +7,7 @@ is given up, and no batch is asked for twice at the same time, nor more of them 
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -74,6 +75,11 @@ class Cluster:
         """Who sends no more of a batch, however often the rest is asked for."""
         self.refused: set[tuple[str, str, int]] = set()
         """Whose answer claimed more than a batch can be: the rest of it is not wanted."""
+        self.wrong: list[str] = []
+        """What a peer was asked for that it need not have been."""
+        self.most_under_way = 0
+        self.full_disk_share = 0.0
+        """How often what has come cannot be written."""
         self.first_asked: dict[Batch, str] = {}
         """Who was asked first for each batch."""
         self.listed: Counter[str] = Counter()
@@ -84,7 +90,7 @@ class Cluster:
             flows=lambda: [*FLOWS, "old", "older"],
             list=self.list,
             has=lambda flow, number: (flow, number) in self.here,
-            put=self.put,
+            put=self.keep,
         )
         publisher: Any = SimpleNamespace(drop_through=lambda flow, number: self.dropped.append((flow, number)))
         machine: Any = SimpleNamespace(flows=self.flows)
@@ -94,6 +100,12 @@ class Cluster:
     def list(self, name: str) -> list[int]:
         self.listed[name] += 1
         return sorted(number for flow, number in self.here if flow == name)
+
+    def keep(self, flow: str, number: int, payload: bytes) -> None:
+        if self.dice.random() < self.full_disk_share:
+            self.spoiled += 1
+            raise OSError(errno.ENOSPC, "no space left")
+        self.put(flow, number, payload)
 
     def put(self, flow: str, number: int, payload: bytes) -> None:
         assert payload == payload_of(flow, number)
@@ -106,6 +118,7 @@ class Cluster:
         self.first_asked.setdefault((flow, number), peer)
         assert self.asked[flow, number] == 1, "one fetch a batch"
         self.most_at_once = max(self.most_at_once, self.asked.total())
+        self.most_under_way = max(self.most_under_way, len(self.fetcher._under_way))
         try:
             for _ in range(self.dice.randrange(4)):
                 await asyncio.sleep(0)
@@ -125,6 +138,7 @@ class Cluster:
             self.refused.discard((peer, flow, number))
         assert (peer, flow, number) not in self.refused, "no more is asked of what cannot be"
         if (peer, flow, number) in self.mute:
+            self.wrong.append(f"{peer} has sent nothing of {flow} {number}, and is asked for the same again")
             data = b""
         elif fault == 0:
             raise PeerUnavailable(peer, "not connected", outcome="not_applied")
@@ -142,13 +156,14 @@ class Cluster:
             return b"\xc1"
         elif fault == 6:
             # Whole and with its checksum, and of another number of items.
-            other = payload[:-1]
+            other = payload[:-1] if number % 2 else payload + b"."
             length, checksum, data = len(other), check_of(other), other[offset:]
         return segment_fetch._encode((length, checksum, data))
 
     async def run_until(self, is_done: Any) -> None:
         async with asyncio.timeout(30):
             while not is_done():
+                assert not self.wrong
                 await asyncio.sleep(0)
 
 
@@ -157,7 +172,7 @@ def _plain_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = SimpleNamespace(checksum=check_of, read_table=lambda payload: SimpleNamespace(num_rows=len(payload)))
     monkeypatch.setattr(segment_fetch, "segment", tables)
     monkeypatch.setattr(segment_fetch, "BACKOFF_MIN_S", 0.0)
-    longest = max(len(payload_of(flow, number)) for flow in FLOWS for number in range(1, BATCHES + 1))
+    longest = 1 + max(len(payload_of(flow, number)) for flow in FLOWS for number in range(1, BATCHES + 1))
     monkeypatch.setattr(segment_fetch, "BATCH_BYTES_MAX", longest)
     monkeypatch.setattr(segment_fetch.log, "disabled", True)
 
@@ -168,6 +183,7 @@ async def test_all_that_is_retained_comes_and_nothing_else_whatever_peers_answer
 ) -> None:
     monkeypatch.setattr(segment_fetch, "SCANNED_MAX", 6)
     cluster = Cluster(seed)
+    cluster.full_disk_share = 0.2
     dice, fetcher, flows = cluster.dice, cluster.fetcher, cluster.flows
     flows.first["g"] = 4
     for number in dice.sample(range(1, BATCHES + 1), 3):
@@ -220,6 +236,66 @@ async def test_batch_that_nobody_has_is_not_found_and_comes_later_without_anothe
     assert not cluster.fetcher._under_way
 
 
+async def test_batch_that_is_dropped_while_it_is_looked_for_in_vain_is_told_to_be_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its reader goes on behind what is retained, instead of asking again for what will never come."""
+    cluster = Cluster(0)
+    for has in cluster.has.values():
+        has.clear()
+    monkeypatch.setattr(segment_fetch, "ENSURE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(segment_fetch, "BACKOFF_MIN_S", 60.0)
+    looking = asyncio.create_task(cluster.fetcher.ensure("f", 1))
+    await cluster.run_until(lambda: len(cluster.first_asked) == 1 and not cluster.asked.total())
+    cluster.flows.first["f"] = 6
+    with pytest.raises(OncegateError) as refused:
+        await looking
+    assert refused.value.code is Code.RETENTION_EXCEEDED
+    await cluster.fetcher.close()
+
+
+async def test_batch_that_nobody_had_for_long_is_asked_for_as_often_as_the_longest_pause_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment_fetch, "BACKOFF_MIN_S", 0.0001)
+    monkeypatch.setattr(segment_fetch, "BACKOFF_MAX_S", 0.0004)
+    cluster = Nobody(0)
+    fetching = asyncio.create_task(cluster.fetcher.ensure("f", 1))
+    async with asyncio.timeout(10):  # pauses that went on to double would take a minute
+        while cluster.times < 20 * len(PEERS):
+            await asyncio.sleep(0.0001)
+    fetching.cancel()
+    await cluster.fetcher.close()
+
+
+class Nobody(Cluster):
+    """Peers that have nothing."""
+
+    times = 0
+
+    def answer(self, peer: str, flow: str, number: int, offset: int) -> bytes:
+        self.times += 1
+        return segment_fetch._encode((-1, "", b""))
+
+
+async def test_flow_that_is_deleted_while_a_node_looks_at_another_one_is_passed_over() -> None:
+    cluster = Whole(1)
+    find, listed = cluster.flows.find, cluster.list
+
+    def deleted_meanwhile(name: str) -> list[int]:
+        cluster.flows.find = lambda flow: None if flow == "g" else find(flow)  # type: ignore[method-assign]
+        return listed(name)
+
+    cluster.fetcher._store.list = deleted_meanwhile  # type: ignore[method-assign]
+    cluster.fetcher.scan()
+    scan = cluster.fetcher._scanning
+    assert scan is not None
+    await cluster.run_until(lambda: len(cluster.here) == BATCHES and scan.done())
+    assert scan.exception() is None
+    assert {flow for flow, _ in cluster.here} == {"f"}
+    await cluster.fetcher.close()
+
+
 class Whole(Cluster):
     """Peers that have everything and never fail."""
 
@@ -241,6 +317,7 @@ async def test_newest_batches_are_asked_for_first_and_each_peer_in_its_turn(
     assert numbers == sorted(numbers, reverse=True)
     share = Counter(cluster.first_asked.values())
     assert set(share.values()) == {len(FLOWS) * BATCHES // len(PEERS)}
+    assert cluster.most_under_way <= scanned_max
     await cluster.fetcher.close()
 
 
