@@ -121,6 +121,8 @@ class Walk:
             self.waits.clear()
             self.node.turns.lead(leads=False)
             self.node.turns.lead(leads=True)
+            if self.dice.random() < 0.7:
+                self.write()  # in the turn in which they are sent away: they have had their answer
         await self.check()
 
     async def check(self) -> None:
