@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from oncegate.flows.flow import FlowDeclaration
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
 from oncegate.rifl.errors import Code, OncegateError
+from oncegate.rifl.ids import Fingerprint, SequenceNumber
+from tests.gateway.test_flow_changes import Cluster
 
 TABLES = ("t", "u", "v")
 
@@ -62,6 +65,47 @@ def test_declaration_is_idempotent_and_refuses_conflicts_cycles_and_unknown_tabl
     assert refusal(table.declare, flow("d", "nowhere"), TABLES, 0) is Code.NOT_FOUND
     assert table.names() == ["a", "b"]
     assert not table.is_tapped("v")
+
+
+@pytest.mark.parametrize("attached", range(4))
+@pytest.mark.parametrize("removed", [False, True])
+def test_fence_of_a_deleted_flow_is_not_given_out_again_also_if_its_consumer_was_gone_before(
+    attached: int, removed: bool
+) -> None:
+    """A job of the flow before must not move a cursor of the next one."""
+    table = declared(flow())
+    given = [table.attach("f", "job", f"n{at}")[0] for at in range(attached)]
+    if removed and attached:
+        table.get("f").consumers.remove("job")
+    for _ in range(2):
+        table.remove(table.get("f"))
+        table.declare(flow(), TABLES, 0)
+        given.append(table.attach("f", "job", "again")[0])
+        assert given == sorted(set(given))
+
+
+def test_state_with_anything_that_an_earlier_build_does_not_know_is_not_plain_and_one_with_a_past_has_changed() -> None:
+    cluster = Cluster(consumers=("job",))
+    flows = cluster.machine.flows
+    cluster.done(c.DeclareTable("u", "resident", 1 << 20))
+    assert (flows.plain, flows.changed) == (True, False)
+    cluster.declare("later", max_items=4, consumers=("job",), target="u", shed_lag_bytes=100)
+    assert not flows.plain
+    cluster.write(50)
+    assert flows.get("later").shed_items
+    cluster.done(cluster.alter("later", 1, shed_lag_bytes=0))
+    assert flows.get("later").declaration.plain
+    assert (flows.plain, flows.changed) == (False, True), "what it has left out so far is still told"
+    cluster.done(c.DeleteFlow("later", 2, True))
+    assert (flows.plain, flows.changed) == (True, True), "its numbers are kept"
+
+    cluster.declare("cascade", target="u")
+    cluster.write()
+    fence, _ = cluster.done(c.Attach("cascade", "job", "n"))
+    assert flows.plain
+    op = c.Op(SequenceNumber(1), int(c.OpKind.PUT), "u", "k", Fingerprint(1), b"1")
+    cluster.done(c.Cascade("cascade", "job", 1, 1, fence, False, 1, [op]))
+    assert not flows.plain, "a batch of which some parts were written"
 
 
 def test_refusals_of_flows_leave_typed() -> None:
