@@ -147,6 +147,20 @@ def test_flows_on_a_table_and_to_it_stand_in_the_way_by_name_and_force_does_not_
     assert log.drop("target", 2) == Dropped("target", 2)
 
 
+def test_flow_of_another_table_stays_when_the_resident_table_that_has_its_name_is_dropped() -> None:
+    log = Log()
+    for name in ("t", "other"):
+        log.declare(name)
+    log.do(c.DeclareFlow(b'{"name":"t","source":"other"}'))
+    log.put("k", "other")
+    assert log.drop("t") == Dropped("t", 1)
+    flow = log.machine.flows.find("t")
+    assert flow is not None
+    assert flow.segment.items == 1
+    log.put("l", "other")
+    assert flow.segment.items == 2
+
+
 def test_stream_table_goes_with_its_own_flow_whose_numbers_are_not_given_out_again() -> None:
     log = Log()
     log.declare("s", "stream")
@@ -238,11 +252,12 @@ def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
     number = SequenceNumber(1)
     ops = [
         c.Op(SequenceNumber(n + 1), c.OpKind.PUT, table, f"k{n:02}", Fingerprint(n), b"1")
-        for n, table in enumerate(["t"] * 8 + ["kept"] * 2)
+        for n, table in enumerate(["t"] * 7 + ["kept"] * 2)
     ]
     fed.do(c.Operate(1, 1, number, ops))
-    life = c.Write(SequenceNumber(11), c.OpKind.PUT, "t", "ends", Fingerprint(11), b"1", ttl_ms=60_000)
-    fed.do(c.OperateMixed(1, 1, number, [life]))
+    for at, key in ((10, "ends"), (11, "the last one ends")):
+        life = c.Write(SequenceNumber(at), c.OpKind.PUT, "t", key, Fingerprint(at), b"1", ttl_ms=60_000)
+        fed.do(c.OperateMixed(1, 1, number, [life]))
     if saves:
         fed.save()
     steps: list[list[c.Command]] = [
