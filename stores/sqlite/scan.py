@@ -36,7 +36,10 @@ def scan(table: StoreTable, files: Sequence[Path], now_ms: int) -> Iterator[pa.R
     large = [file for file in files if _bytes_of(file) > _BYTES_IN_PROCESS_MAX]
     for file in files:
         if file not in large:
-            yield from read_file(table, file, now_ms)
+            try:
+                yield from read_file(table, file, now_ms)
+            except sqlite3.Error as error:
+                raise _failed(table, error) from error
     queue: Queue[pa.RecordBatch | Exception | None] = Queue(_BATCHES_QUEUED_MAX)
     turns, abandoned = threading.Semaphore(os.cpu_count() or 1), threading.Event()
     for file in large:
@@ -46,7 +49,7 @@ def scan(table: StoreTable, files: Sequence[Path], now_ms: int) -> Iterator[pa.R
         while running:
             item = queue.get()
             if isinstance(item, Exception):
-                raise StoreError(StoreCode.STORE_UNAVAILABLE, f"scan of {table.name} failed: {item}") from item
+                raise _failed(table, item) from item
             if item is None:
                 running -= 1
             else:
@@ -96,6 +99,10 @@ def _forward(
     except (OSError, pa.ArrowInvalid) as error:
         queue.put(error)
     queue.put(None)
+
+
+def _failed(table: StoreTable, error: Exception) -> StoreError:
+    return StoreError(StoreCode.STORE_UNAVAILABLE, f"scan of {table.name} failed: {error}")
 
 
 def _bytes_of(file: Path) -> int:
