@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -85,6 +86,43 @@ def test_open_segment_look_up_equals_a_dictionary_across_seals(steps: list[tuple
         assert lookup.find(key) == expected.get(key)
 
 
+@pytest.mark.parametrize("bytes_max", [10**6, 3_000, 0])
+@pytest.mark.parametrize("seed", range(4))
+def test_look_ups_of_several_flows_that_share_a_cache_are_each_their_own(seed: int, bytes_max: int) -> None:
+    """Flows of one table have the same commits, and of a batch that another one took other items; some keep a part.
+
+    Each is read between any two of its steps: a run that was begun anew may be as long as the one before, or longer.
+    """
+    dice = random.Random(seed)
+    cache = IndexCache(bytes_max)
+    parts = [OpenSegment(name, "t") for name in "fgh"]
+    lookups = [OpenLookup(part, cache) for part in parts]
+    expected: list[dict[str, FoundWrite]] = [{} for _ in parts]
+    commit = 0
+    for number in range(1, 250):
+        commit += 1
+        writes = [(f"k{dice.randrange(6)}", b"%d" % dice.randrange(99)) for _ in range(dice.randint(1, 3))]
+        step = dice.choice(("one", "one", "one", "range"))
+        for part, found in zip(parts, expected, strict=True):
+            if dice.random() < 0.15 and part.items:
+                part.freeze(number)
+                found.clear()
+            if dice.random() < 0.3:  # left out
+                continue
+            if step == "one":
+                for offset, (key, value) in enumerate(writes):
+                    part.append_one(commit + offset, key, value, 1, 1, 1)
+            else:
+                part.append_range(commit, len(writes), 1, 1, 1, body(writes))
+            found |= model(writes, commit)
+        commit += len(writes)
+        for lookup, found in zip(lookups, expected, strict=True):
+            if dice.random() < 0.7:
+                key = f"k{dice.randrange(7)}"
+                assert lookup.find(key) == found.get(key), (number, key)
+    assert cache.size_bytes <= bytes_max
+
+
 def an_index() -> KeyIndex:
     part = OpenSegment("f", "t")
     part.append_range(1, 2, 1, 1, 1, body([("a", b"1"), ("b", b"2")]))
@@ -108,6 +146,21 @@ def test_index_over_the_bound_is_used_but_not_kept_and_evicts_nothing() -> None:
     cache = IndexCache(1)
     assert cache.get("big", an_index).find("a") == FoundWrite(1, b"1")
     assert (len(cache), cache.size_bytes) == (0, 0)
+
+
+def test_index_that_just_fits_is_kept_and_one_that_two_have_built_counts_once() -> None:
+    size = an_index().size_bytes
+    cache = IndexCache(size)
+
+    def built_meanwhile() -> KeyIndex:
+        cache.get("one", an_index)
+        return an_index()
+
+    cache.get("one", built_meanwhile)
+    assert (len(cache), cache.size_bytes) == (1, size)
+    cache.get("one", lambda: pytest.fail("built again"))
+    cache.get("two", an_index)
+    assert (len(cache), cache.size_bytes) == (1, size)
 
 
 def test_build_that_fails_leaves_the_cache_as_it_was() -> None:
