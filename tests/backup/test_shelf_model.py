@@ -118,8 +118,9 @@ class Sides:
 
     def prune(self) -> None:
         """Prune; what was written from a moment on may be of a backup that is under way."""
-        keep, since = self.dice.randint(0, 4), self.clock - self.dice.randint(-1, 3)
         names = self.order()
+        # Also more than there are: none goes then.
+        keep, since = self.dice.randint(0, len(names) + 2), self.clock - self.dice.randint(-1, 3)
         gone = names[:-keep] if keep else names
         if self.unreadable - {*gone}:
             with pytest.raises(StoreError) as bad:

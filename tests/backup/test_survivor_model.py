@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from oncegate.consensus.configuration import Configuration, encode, is_configuration
+from oncegate.consensus.configuration import Configuration, decode, encode, is_configuration
 from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.storage import DirectoryStorage
@@ -164,6 +164,9 @@ def test_what_a_node_left_is_made_the_state_behind_its_last_entry(seed: int, tmp
         known = origin.known
         assert (known.last, known.term) == (max(saved, written), left.terms[max(saved, written)])
         assert known.committed == max(committed, saved)
+        newest = left.voters[written if written >= base + 1 else base]
+        assert (known.node, origin.cluster) == ("n1", "old")
+        assert known.members == sorted(decode(newest).members), "as its log has them"
         assert origin.age_ms(BEGAN_S * 1000 + 77) == 77
         with closing(MachineState(tmp_path / "new")) as state:
             point = origin.load(state)
@@ -213,6 +216,36 @@ def test_entries_that_neither_state_nor_log_holds_are_never_left_out(
         with pytest.raises(StoreError, match=f"entries {saved + 1} to {base} are missing") as refused:
             origin.load(state)
         assert refused.value.code is StoreCode.BAD_BACKUP
+
+
+@pytest.mark.parametrize(
+    ("written", "damaged", "code"),
+    [(1, False, StoreCode.BAD_OPTION), (30, True, StoreCode.BAD_BACKUP), (2, False, None)],
+)
+def test_directory_that_holds_nothing_or_damage_is_refused_and_given_back(
+    written: int, damaged: bool, code: StoreCode | None, tmp_path: Path
+) -> None:
+    """Entry 1 is no command, and is the same on every node."""
+    left = Left(1, tmp_path)
+    left.save(0)
+    left.write(written, 1)
+    if damaged:
+        (log,) = (tmp_path / "raft").glob("*-*1.*")
+        data = bytearray(log.read_bytes())
+        data[100] ^= 1
+        log.write_bytes(data)
+    if code is None:
+        with SurvivorOrigin(tmp_path) as origin:
+            assert origin.known.last == written
+            assert origin.known.members == ["n1", "n2"], "those it began with, where its log names none"
+    else:
+        with pytest.raises(StoreError) as refused:
+            SurvivorOrigin(tmp_path)
+        assert refused.value.code is code
+    for name in ("raft", "state"):
+        again = DirectoryStorage(tmp_path / name)
+        again.lock()
+        again.close()
 
 
 class Log:
