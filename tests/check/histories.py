@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from oncegate.proof.check.plan import PROCESSES_MAX
+from oncegate.proof.check.recorder import LANES
 from oncegate.proof.lincheck import Event
 
 FINAL = PROCESSES_MAX
@@ -53,3 +55,40 @@ class Book:
     def read(self, key: Any, result: Any, f: str = "read") -> Book:
         """Add a final read."""
         return self.did(f, key, None, result, process=FINAL)
+
+
+class Overlapping:
+    """Writes a history of few operations at random times, which overlap and touch; each has a worker of its own."""
+
+    def __init__(self, seed: object) -> None:
+        self.dice = random.Random(f"{seed}")
+        self._ended: list[tuple[int, int, Event]] = []
+        self._workers = 0
+
+    def add(
+        self,
+        f: str,
+        key: Any,
+        argument: Any = None,
+        result: Any = None,
+        *,
+        ends: tuple[str, ...] = ("ok", "ok", "ok", "ok", "info", "fail"),
+        request: str | None = None,
+        error: str = "X",
+        final: bool = False,
+    ) -> None:
+        """Add an operation with one of these ends."""
+        dice, kind = self.dice, self.dice.choice(ends)
+        self._workers += 1
+        process = (FINAL if final else 0) + LANES * self._workers
+        began = dice.randint(1, 9)
+        ended = began + dice.randrange(4)
+        begun = Event(process, "invoke", f, key, argument, began, "n1", request)
+        told = (result, None) if kind == "ok" else (None, error)
+        end = Event(process, kind, f, key, told[0], ended, "n1", request, told[1])  # type: ignore[arg-type]
+        self._ended += [(began, 0, begun), (ended, 1, end)]
+
+    @property
+    def events(self) -> list[Event]:
+        """The history in the order of its times."""
+        return [event for *_, event in sorted(self._ended, key=lambda one: one[:2])]

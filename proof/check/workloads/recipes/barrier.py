@@ -102,7 +102,8 @@ async def _close(worker: Worker, session: Session, number: int) -> None:
 def _together(found: Sequence[Operation]) -> Result:
     """Check that so many waited at one moment before the first one passed.
 
-    A wait that was cut off may have left its row behind, until its session is closed.
+    A wait that was cut off may have left its row behind, until its session is closed; one that has failed too, as its
+    row was there when it was refused to open the barrier.
     """
     findings = Findings("nobody passes before so many wait")
     closed = {op.argument: op for op in reversed(found) if op.f == "close" and op.status == "ok"}
@@ -113,7 +114,7 @@ def _together(found: Sequence[Operation]) -> Result:
             continue
         moments = [(op.invoked, 1) for op in waits]
         for op in waits:
-            if refused(op):
+            if op.status == "ok" and refused(op):
                 moments.append((op.returned or 0, -1))
             elif op.status != "ok" and op.argument in closed:
                 moments.append((max(op.invoked, closed[op.argument].returned or 0), -1))
