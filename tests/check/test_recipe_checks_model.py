@@ -139,7 +139,7 @@ def names(seed: int) -> list[Event]:
         book.add("hold", f"n{dice.randrange(10) // 9}", owner, token, ends=("ok", "ok", "ok", "info"))
     for _ in range(dice.randrange(3)):
         book.add("give-up", "n0", dice.choice(tokens), result=True)
-    for _ in range(dice.randrange(3)):
+    for _ in range(dice.randrange(1, 4)):
         book.add("find", "n0", None, dice.choice((None, [4, "o0"], [9, "o1"], [4, "o1"])))
     return book.events
 
