@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import hdrs, web
@@ -19,6 +19,7 @@ from aiohttp.test_utils import make_mocked_request
 from oncegate.consensus.errors import StorageError
 from oncegate.gateway import wire
 from oncegate.gateway.http.admission import gate as module
+from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import BODIES, BODY_BYTES_MAX, HELD_BYTES, IDENTITY, NODE, USAGE
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 
@@ -197,3 +198,34 @@ def test_a_bug_is_logged_and_told_as_one_of_unknown_outcome(caplog: pytest.LogCa
         assert len(caplog.records) == 1
     own = OncegateError(Code.QUOTA)
     assert module.refusal_of(own) is own
+
+
+class Known(NamedTuple):
+    """Tokens of which one is known, with the scopes and the tables that it has by now."""
+
+    identity: Identity | None
+
+    def identify(self, header: str | None) -> Identity:
+        assert header == "Bearer t"
+        if self.identity is None:
+            raise OncegateError(Code.UNAUTHENTICATED)
+        return self.identity
+
+
+@pytest.mark.parametrize("name", [None, "a.t", "b.t"])
+@pytest.mark.parametrize("scopes", [(), (Scope.READ,), (Scope.WRITE,), (Scope.READ, Scope.WRITE)], ids=str)
+@pytest.mark.parametrize("within", [False, True])
+def test_what_lasts_goes_on_as_long_as_its_token_reaches_what_it_is_about(
+    name: str | None, scopes: tuple[Scope, ...], within: bool
+) -> None:
+    """What is about no table or flow needs the scope alone: figures of the cluster are shown to each who reads."""
+    tables = dict.fromkeys(scopes, ("a.",)) if within else {}
+    token = Identity("n", "ann", frozenset(scopes), within=tables)
+    request = make_mocked_request("GET", "/x", {hdrs.AUTHORIZATION: "Bearer t"})
+    app = web.Application()
+    request._match_info = SimpleNamespace(current_app=app, apps=(app,))  # type: ignore[assignment]
+    assert module.is_still_known(request, Scope.READ, name), "there are no tokens"
+    for identity in (None, token):
+        app[module.TOKENS] = Known(identity)  # type: ignore[misc]
+        expected = identity is not None and Scope.READ in scopes and (not within or name != "b.t")
+        assert module.is_still_known(request, Scope.READ, name) is expected
