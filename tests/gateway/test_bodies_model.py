@@ -202,3 +202,26 @@ def test_whole_bodies_are_held_up_to_the_share_of_their_tenant_and_forgotten_wit
     for one in held:
         budget.release(*one)
     assert (budget.held_bytes, len(budget._held)) == (0, 0)
+
+
+@pytest.mark.parametrize("more", [1, 3])
+async def test_body_that_gives_way_in_the_turn_in_which_more_of_it_comes_is_refused_and_counted_no_more(
+    more: int,
+) -> None:
+    """It is told to end by a cancellation, which comes only when it waits: until then it must count nothing anew."""
+    budget = BodyBudget(100, 100, 60_000)
+    old, new = Body("ann", 100), Body("bob", 100)
+    for body in (old, new):
+        body.task = asyncio.create_task(budget.receive(body, body.tenant))
+    old.pieces.put_nowait(b"x" * 60)
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    new.pieces.put_nowait(b"y" * 50)
+    for _ in range(more):
+        old.pieces.put_nowait(b"x")
+    new.pieces.put_nowait(b"")
+    refused = await old.comes_to()
+    assert isinstance(refused, OncegateError)
+    assert refused.code is Code.OVERLOADED
+    assert await new.comes_to() == b"y" * 50
+    assert (budget.bytes, budget.receiving) == (0, 0)
