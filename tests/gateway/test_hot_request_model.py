@@ -74,6 +74,9 @@ class Walk:
         self.exchange = Exchange(
             node, Identity("n", "t", frozenset(Scope)), self.usage, fields, wire.JSON, False, set(), age_ms=self.age_ms
         )
+        read_at = self.exchange.commit = dice.choice((None, 33))
+        self.refused_at = 41 if read_at is None else read_at
+        """The commit number of the state that a refusal reflects: that of now, unless a read has noted another one."""
         shared: Any = SimpleNamespace(
             bodies=self.bodies,
             run=self.run,
@@ -156,7 +159,7 @@ class Walk:
 
     def fail(self, fault: Exception) -> None:
         refusal = fault if isinstance(fault, OncegateError) else OncegateError(Code.INTERNAL)
-        self.end = (refusal.status, refusal.code.value, 41)
+        self.end = (refusal.status, refusal.code.value, self.refused_at)
         raise fault
 
     def maybe_fails(self) -> None:
@@ -187,7 +190,7 @@ class Walk:
             self.end = (200, "", 44)
             waiter.set_result(Answer({"v": 1}, 44, memory_ms=self.dice.choice((None, 9))))
         elif how == "refusal":
-            self.end = (REFUSAL.status, REFUSAL.code.value, 41)
+            self.end = (REFUSAL.status, REFUSAL.code.value, self.refused_at)
             waiter.set_exception(REFUSAL)
         else:
             self.end = ()
@@ -197,7 +200,7 @@ class Walk:
         request = HotRequest(self.exchange, self.shared, self.tell)
         most = share("t", HELD_MAX, self.others_hold, self.others_hold)
         if self.size > SMALL and self.others_hold + self.size > most:
-            self.end = (429, Code.OVERLOADED.value, 41)
+            self.end = (429, Code.OVERLOADED.value, self.refused_at)
         request.begin(self.found, b"b" * self.size)
         for _ in range(8):
             if self.told:
