@@ -102,10 +102,10 @@ def test_state_with_anything_that_an_earlier_build_does_not_know_is_not_plain_an
     cluster.declare("cascade", target="u")
     cluster.write()
     fence, _ = cluster.done(c.Attach("cascade", "job", "n"))
-    assert flows.plain
+    assert (flows.plain, flows.changed) == (True, True)
     op = c.Op(SequenceNumber(1), int(c.OpKind.PUT), "u", "k", Fingerprint(1), b"1")
     cluster.done(c.Cascade("cascade", "job", 1, 1, fence, False, 1, [op]))
-    assert not flows.plain, "a batch of which some parts were written"
+    assert (flows.plain, flows.changed) == (False, True), "a batch of which some parts were written"
 
 
 def test_refusals_of_flows_leave_typed() -> None:
