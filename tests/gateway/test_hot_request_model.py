@@ -74,7 +74,7 @@ class Walk:
         self.exchange = Exchange(
             node, Identity("n", "t", frozenset(Scope)), self.usage, fields, wire.JSON, False, set(), age_ms=self.age_ms
         )
-        read_at = self.exchange.commit = dice.choice((None, 33))
+        read_at = self.exchange.commit = 33 if self.size % 2 else None
         self.refused_at = 41 if read_at is None else read_at
         """The commit number of the state that a refusal reflects: that of now, unless a read has noted another one."""
         shared: Any = SimpleNamespace(
