@@ -127,6 +127,27 @@ def test_removal_that_fails_otherwise_is_the_failure_of_the_disk() -> None:
         journal.maintain(1.0)
 
 
+def test_segments_follow_one_another_also_where_starts_make_them_of_other_sizes() -> None:
+    """Each segment says its own size; what a setting says is of those to come."""
+    dice, disk, expected = random.Random(1), FakeDisk(), list[bytes]()
+    for _ in range(12):
+        size = dice.choice((1024, 2048, 4096))
+        journal = Journal(disk, Worker(), segment_bytes=size, memory_bytes_max=0)
+        found = list[bytes]()
+        while (first := journal.first_index + len(found)) <= journal.last_index:
+            found += [entry[0] for entry in journal.entries(first, journal.last_index, bytes_max=1 << 20)]
+        assert found == expected
+        for _ in range(dice.randint(0, 12)):
+            expected.append(dice.randbytes(dice.choice((5, 300, 700))))
+            journal.append(expected[-1], journal.last_index + 1, 1)
+        journal.flush()
+        if dice.random() < 0.5:
+            journal.close()
+        else:
+            disk.kill()
+        disk.close()
+
+
 @pytest.mark.parametrize("lost", range(2, 6))
 def test_log_whose_first_segments_went_still_says_which_record_at_their_border_is_missing(lost: int) -> None:
     """How the log stood at the begin of a segment is kept for when it is the first one."""
