@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -289,3 +291,25 @@ def _says_what_the_oldest_waits_for(words: str, flow: FlowDeclaration, log: Batc
     else:
         size = f", or {flow.retention_bytes} bytes follow it" if flow.retention_bytes else ""
         assert words == f"batch {log.first} of flow f is kept until its retention_ms is over{size}"
+
+
+def test_reader_from_an_event_time_misses_no_item_of_it_or_is_refused() -> None:
+    """Also where the time is the very one of the newest item that was dropped, or of none at all."""
+    dice = random.Random(1)
+    for _ in range(200):
+        log, newest = BatchLog(), [dice.choice((0, 0, *range(1, 9))) for _ in range(dice.randint(1, 6))]
+        for number in range(1, len(newest) + 1):
+            log.append(number, number, 1, 1, number)
+        log.clock(1, newest)
+        dropped = dice.randint(0, len(newest))
+        log.drop_through(dropped)
+        for at_ms in range(10):
+            lost = any(event >= at_ms for event in newest[:dropped])
+            try:
+                cursor = log.before_event(at_ms)
+            except RetentionExceededError:
+                assert lost, (newest, dropped, at_ms)
+            else:
+                assert not lost, (newest, dropped, at_ms)
+                assert dropped <= cursor <= len(newest)
+                assert all(event < at_ms for event in newest[:cursor]), "what is skipped is older"
