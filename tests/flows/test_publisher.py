@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from oncegate.flows import range_body, segment
 from oncegate.flows.chunks import SealedBatch
-from oncegate.flows.errors import NotFoundError, SegmentConflict
+from oncegate.flows.errors import FlowError, NotFoundError, SegmentConflict
 from oncegate.flows.open_segment import OpenSegment
 from oncegate.flows.publisher import BatchStore, Publisher
 from oncegate.flows.segment_store import SegmentStore
@@ -131,6 +132,17 @@ def test_failed_write_is_reported_tried_again_and_overtaken_by_nothing() -> None
         assert [(flow, number) for flow, number, _ in heard.failed] == [("f", 1), ("f", 1)]
         assert [number for _, number in disk.written] == [1, 2]
         assert publisher.pending_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(5, "I/O"), ValueError("x"), MemoryError(), FlowError("x"), pa.ArrowException("x")], ids=repr
+)
+def test_fault_that_may_pass_of_whatever_kind_costs_an_attempt_and_not_the_worker(fault: Exception) -> None:
+    with running(FakeDisk(fault)) as (publisher, heard):
+        publisher.submit(batch(1))
+        assert publisher.wait_done(publisher.mark(), TIMEOUT_S)
+        assert heard.failed == [("f", 1, fault)]
+        assert publisher.alive
 
 
 def test_batch_is_read_from_memory_until_it_is_durable() -> None:
