@@ -76,6 +76,7 @@ class Overlapping:
         request: str | None = None,
         error: str = "X",
         final: bool = False,
+        node: str = "n1",
     ) -> None:
         """Add an operation with one of these ends."""
         dice, kind = self.dice, self.dice.choice(ends)
@@ -83,9 +84,9 @@ class Overlapping:
         process = (FINAL if final else 0) + LANES * self._workers
         began = dice.randint(1, 9)
         ended = began + dice.randrange(4)
-        begun = Event(process, "invoke", f, key, argument, began, "n1", request)
+        begun = Event(process, "invoke", f, key, argument, began, node, request)
         told = (result, None) if kind == "ok" else (None, error)
-        end = Event(process, kind, f, key, told[0], ended, "n1", request, told[1])  # type: ignore[arg-type]
+        end = Event(process, kind, f, key, told[0], ended, node, request, told[1])  # type: ignore[arg-type]
         self._ended += [(began, 0, begun), (ended, 1, end)]
 
     @property

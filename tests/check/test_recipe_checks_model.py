@@ -54,8 +54,9 @@ def held(seed: int, workload: str) -> list[Event]:
         told = {"refused": "X"} if dice.random() < 0.1 else next(commits)
         book.add("write", key, [dice.choice(tokens), number], told, ends=DOUBTFUL)
     if workload == "election":
-        for _ in range(2):
-            seen = [[dice.choice(tokens), f"c{dice.randrange(4)}"] for _ in range(dice.randrange(3))]
+        for _ in range(3):
+            led = [[token, f"c{(token - 3) // 3}"] for token in tokens if dice.random() < 0.6]
+            seen = led if dice.random() < 0.9 else [[dice.choice(tokens), f"c{dice.randrange(4)}"] for _ in range(2)]
             shown = [*seen, None] if dice.random() < 0.3 else seen
             book.add("observe", f"e{dice.randrange(2)}", None, shown, ends=("ok", "ok", "info"))
     return book.events
@@ -218,7 +219,12 @@ def numbers(seed: int) -> list[Event]:
         size = dice.randint(1, 3)
         low = first + dice.choices((-1, 0, 1), (1, 9, 1))[0]
         first = low + size
-        book.add("next", f"i{dice.randrange(8) // 7}", size + dice.randrange(12) // 11, [low, low + size - 1])
+        book.add(
+            "next",
+            f"i{dice.randrange(8) // 7}",
+            max(1, size + dice.choices((-1, 0, 1), (1, 18, 1))[0]),
+            [low, low + size - 1],
+        )
     return book.events
 
 
@@ -244,8 +250,8 @@ def limited(seed: int) -> list[Event]:
         there = {"ends_ms": dice.choice(ends), "value": dice.choices((1, 2, 5, 6), (6, 6, 6, 1))[0]}
         there = there if dice.random() < 0.9 else {}
         book.add("look", "r0", None, {"at_ms": 1, "commit": commit, **there})
-    for _ in range(dice.randrange(4)):
-        book.add("take", "r0", dice.choice((1, 2)), {"refused": "TAKEN"} if dice.random() < 0.3 else None)
+    for _ in range(dice.randrange(7)):
+        book.add("take", "r0", 1, {"refused": "TAKEN"} if dice.random() < 0.3 else None)
     return book.events
 
 
