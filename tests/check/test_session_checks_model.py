@@ -108,7 +108,7 @@ def holding(seed: int) -> list[Event]:
         rows[key].append({**row, "owner": session} if bound else row)
     for session in dice.sample(("s0", "s1"), dice.randrange(3)):
         book.add("close", session, ends=("ok", "info"))
-    for _ in range(dice.randint(2, 4)):
+    for _ in range(dice.randint(2, 5)):
         key = f"h{dice.randrange(6) // 5}"
         seen = dice.choice([{}, *rows[key]])
         at_ms = dice.choice((20, 39, 40, 1_040, 2_020, 2_021, 2_040, 4_000))
@@ -212,9 +212,9 @@ def doubtful(seed: int) -> list[Event]:
         key = f"l{dice.randrange(6) // 5}"
         book.add("append", key, item, ends=("info",))
         book.add("fate", key, item, fate, ends=("ok",))
-    for number in range(3):
+    for number in range(4):
         listed = dice.sample(range(3), dice.choice((0, 1, 2, 3, 3)))
-        book.add("read", f"l{number // 2}", None, listed, ends=("ok",), final=number != 1)
+        book.add("read", f"l{number // 3}", None, listed, ends=("ok",), final=number != 1)
     return book.events
 
 
