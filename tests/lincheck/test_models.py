@@ -66,6 +66,11 @@ GOOD: dict[str, list[list[Operation]]] = {
         lease(FIRST, ("renew", "a", (1, None), 4, 5), ("acquire", "b", NO, 12, 13)),
         lease(FIRST, ("release", "a", (1, None), 2, 3), ("acquire", "b", {"token": 2}, 4, 5)),
         lease(FIRST, ("renew", "a", (1, NO), 14, 15)),
+        [  # the token that nobody was told is any one: that is refused which is not it
+            op(0, "acquire", {"owner": "a", "ms": 10}, None, 0, None),
+            op(1, "acquire", {"owner": "b", "ms": 10}, NO, 1 * MS, 2 * MS),
+            op(2, "renew", {"owner": "a", "ms": 10, "token": 7}, NO, 3 * MS, 4 * MS),
+        ],
     ],
     "row": [
         one_by_one(
@@ -134,6 +139,8 @@ BAD: dict[str, list[list[Operation]]] = {
         lease(("acquire", "a", {"token": 2}, 0, 1), ("acquire", "a", {"token": 1}, 2, 3)),
         lease(FIRST, ("renew", "a", (1, NO), 2, 3)),
         lease(FIRST, ("acquire", "b", {"token": 2}, 20, 21), ("renew", "a", (1, None), 22, 23)),
+        # What was waited for lasts from the end of the lease before it, not from when it was asked for.
+        lease(FIRST, ("acquire", "b", {"token": 2}, 5, 25), ("acquire", "c", {"token": 3}, 18, 19)),
     ],
     "row": [
         one_by_one(("put", {"value": 1}, {"version": 3}), ("put", {"value": 2}, {"version": 2})),
