@@ -12,7 +12,19 @@ import pytest
 
 from oncegate.proof.check.checks import LOST
 from tests.check.histories import Book
-from tests.check.test_workload_checks import ALL, balances, called, put_at_once, receipts, scanned, seen, verdicts
+from tests.check.test_workload_checks import (
+    ALL,
+    balances,
+    called,
+    ended,
+    put_at_once,
+    receipts,
+    scanned,
+    seen,
+    told,
+    verdicts,
+    watched,
+)
 
 STOPPED: Any = {"refused": "CONDITION_FAILED", "commit": 6}
 GREEDY = ["giro/ann", "savings/bob", 101]
@@ -85,6 +97,19 @@ FALSE = {
         "each row has the version",
     ),
     "runs, lost at the second node": ("runs", scanned([1, 3], [2, 7], book=scanned([1, 3], [2, 7], [2, 6])), LOST),
+    "watch, what it was to begin behind": ("watch", watched().did(*told("", 4, 6, (4, "b1", None))), LOST),
+    "watch, another one says up to where else": ("watch", ended().did(*told("a", 4, 9, (8, "a2", 7))), LOST),
+    "watch, what was written to another row": ("watch", watched().did(*told("", 4, 5, (5, "a3", 3))), LOST),
+    "watch, what was written at another number": (
+        "watch",
+        watched().did("put", "a1", 9, 5).did(*told("", 4, 5, (5, "a1", 3))),
+        LOST,
+    ),
+    "watch, a row is deleted that was gone": (
+        "watch",
+        watched().did("delete", "b1", end="info").did(*told("", 4, 6, (6, "b1", None))),
+        "each end is told once",
+    ),
 }
 TRUE = {
     "bank, a refusal and a read at one number": (
