@@ -45,6 +45,21 @@ def test_moment_has_what_has_risen_since_the_reading_before_by_the_second() -> N
     assert moment.entry_p99_ms is None, "nothing was timed"
 
 
+def test_each_column_of_a_moment_is_of_its_own_reading() -> None:
+    requests, entries, flushes = times(*[0.002] * 96, *[0.2] * 4), times(0.03), times(0.7)
+    sizes = {"memory_bytes": 11, "disk_free_bytes": 12, "disk_size_bytes": 13, "data_bytes": 14}
+    now = {"lag": 15, "sessions": 16, "connections": 17, **sizes}
+    hour = LastHour()
+    hour.take(reading(10))
+    hour.take(reading(9, operations=50))  # it is left out, and the next step begins where this one did
+    hour.take(reading(12, request_times=requests, entry_times=entries, flush_times=flushes, operations=8, **now))
+    (moment,) = hour.after(0)
+    assert {name: getattr(moment, name) for name in now} == now
+    assert moment.operations_per_s == 4.0
+    assert moment.request_p99_ms == quantile_ms(requests, 0.99) != quantile_ms(requests, 0.95)
+    assert (moment.entry_p99_ms, moment.flush_p99_ms) == (quantile_ms(entries, 0.99), quantile_ms(flushes, 0.99))
+
+
 def test_counter_that_is_set_back_gives_no_negative_rate_and_a_step_without_length_is_left_out() -> None:
     hour = LastHour()
     hour.take(reading(10, operations=100))
