@@ -12,6 +12,24 @@ from oncegate.gateway.client.learning import Learner
 from tests.client.answers import settle
 
 
+class Doubts:
+    """So many questions as are left, one after the other."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __len__(self) -> int:
+        return self._session.left
+
+    def ask(self, count: int) -> list[Any]:
+        taken = min(count, self._session.left)
+        self._session.left -= taken
+        return [SimpleNamespace(request=number) for number in range(taken)]
+
+    def asked(self, request: int) -> None:
+        self._session.noted.append(request)
+
+
 class Session:
     """Doubts without an end, and who asks about them."""
 
@@ -21,13 +39,8 @@ class Session:
         self.left, self.rounds = 0, 0
         self.needed = True
         self.answers = asyncio.Event()
-        doubts: Any = SimpleNamespace(ask=self.choose, asked=self.noted.append)
-        self.learner = Learner(doubts, self.ask, lambda: self.needed, self.learned)
-
-    def choose(self, count: int) -> list[Any]:
-        taken = min(count, self.left)
-        self.left -= taken
-        return [SimpleNamespace(request=number) for number in range(taken)]
+        doubts: Any = Doubts(self)
+        self.learner = Learner(doubts, self.ask, lambda: self.needed and self.left > 0, self.learned)
 
     async def ask(self, question: Any) -> None:
         self.asked.append(question.request)
@@ -80,3 +93,19 @@ async def test_once_closed_it_asks_nothing_and_whoever_wakes_it_begins_nothing(u
     assert len(one.noted) == asked, "what was asked about is free to be asked by others"
     assert asyncio.all_tasks() == {asyncio.current_task()}
     await asyncio.wait_for(one.learner.asked(), 10)
+
+
+async def test_who_waits_until_nothing_is_asked_waits_for_the_answers_and_no_longer_than_it_may() -> None:
+    one = Session()
+    await asyncio.wait_for(one.learner.asked(), 10)
+    await asyncio.wait_for(one.learner.idle(0.0), 10)
+    one.left = 17
+    one.learner.wake()
+    asked, idle = asyncio.create_task(one.learner.asked()), asyncio.create_task(one.learner.idle(60.0))
+    await settle()
+    assert (asked.done(), idle.done()) == (False, False)
+    await asyncio.wait_for(one.learner.idle(0.0), 10)
+    assert len(one.asked) == 16, "leaving with doubts ends no question"
+    one.answers.set()
+    await asyncio.wait_for(asyncio.gather(asked, idle), 10)
+    assert len(one.noted) == 17
