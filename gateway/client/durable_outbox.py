@@ -84,6 +84,7 @@ class DurableOutbox:
         self._learned: list[tuple[RequestId, Resolution]] = []
         self._taken_back: dict[tuple[int, int], KeptPromise] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._closed: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(cls, path: str | Path) -> DurableOutbox:
@@ -238,6 +239,16 @@ class DurableOutbox:
 
     async def close(self) -> None:
         """Write what is waiting, close the file and release it; idempotent."""
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+            return
+        self._closed = self._loop.create_future()
+        try:
+            await self._close()
+        finally:
+            self._closed.set_result(None)
+
+    async def _close(self) -> None:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         pool = self._pool

@@ -85,3 +85,47 @@ async def test_what_is_noted_as_an_outbox_is_left_is_in_the_file_and_nothing_com
     assert [one.sequence for one in later.entries] == [2]
     await later.close()
     assert not unheard
+
+
+async def test_outbox_may_be_closed_again_and_by_two_at_once_and_is_written_and_free_when_either_returns(
+    tmp_path: Path,
+) -> None:
+    async with holding(tmp_path / "o") as outbox:
+        outbox.settled([2])
+        ends = [asyncio.ensure_future(outbox.close()) for _ in range(2)]
+        await asyncio.wait(ends, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        later = await DurableOutbox.open(tmp_path / "o")
+        assert [one.sequence for one in later.entries] == [1, 3]
+        await later.close()
+        await asyncio.wait_for(asyncio.gather(*ends), timeout=10)
+        await outbox.close()
+
+
+async def test_what_is_noted_is_written_soon_though_nobody_asks_and_nothing_is_tried_once_it_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncegate.gateway.client.durable_outbox.IDLE_FLUSH_S", 0.0)
+    writes: list[int] = []
+    async with holding(tmp_path / "o") as outbox:
+        commit = outbox._commit
+
+        async def counted(added: list[Any]) -> None:
+            writes.append(len(added))
+            await commit(added)
+
+        monkeypatch.setattr(outbox, "_commit", counted)
+        for note in (outbox.settled, outbox.doubted):
+            note([1])
+            await settle()
+            assert len(writes) == 1, "what is noted is written"
+            writes.clear()
+        outbox.settled([2])
+        await outbox.flush()
+        await settle()
+        assert len(writes) == 1, "nothing is left to write"
+        writes.clear()
+        outbox.settled([3])
+        outbox.broken = OutcomeUnknown(Code.INTERNAL, "the disk is full")
+        await settle()
+        assert not writes, "nobody knows what is on disk"
+        outbox.broken = None
