@@ -45,23 +45,23 @@ WITHOUT_EVENTS = ("not ready", "garbage", "no connection", "frozen", "elsewhere"
 
 
 class NotingRouter(Router):
-    """Notes what is told of nodes."""
+    """Notes what is told of nodes, with the leader that an answer names."""
 
     def __init__(self, *, leader: str | None) -> None:
         super().__init__(NODES)
         self.leader = leader
-        self.noted: list[tuple[str, str]] = []
+        self.noted: list[tuple[str, str, str | None]] = []
 
     def answered(self, endpoint: str, leader: str | None, now: float) -> None:
-        self.noted.append((endpoint, "answered"))
+        self.noted.append((endpoint, "answered", leader))
         super().answered(endpoint, leader, now)
 
     def refused(self, endpoint: str, leader: str | None, now: float) -> None:
-        self.noted.append((endpoint, "refused"))
+        self.noted.append((endpoint, "refused", leader))
         super().refused(endpoint, leader, now)
 
     def unreachable(self, endpoint: str, now: float, *, silent: bool = False) -> None:
-        self.noted.append((endpoint, "silent" if silent else "unreachable"))
+        self.noted.append((endpoint, "silent" if silent else "unreachable", None))
         super().unreachable(endpoint, now, silent=silent)
 
     def rests(self, endpoint: str, now: float) -> bool:
@@ -183,7 +183,8 @@ class World:
             return
         endpoint, how = self._last
         wanted = [LOST[how]] if how in WITHOUT_EVENTS else ["answered", LOST[how]]
-        assert self.router.noted == [(endpoint, one) for one in wanted if one], how
+        leader = {"answered": self.names}
+        assert self.router.noted == [(endpoint, one, leader.get(one)) for one in wanted if one], how
         if how == "elsewhere":
             self.away.add(endpoint)
         if how == "past":
