@@ -45,6 +45,7 @@ TUNING = Tuning(
 
 
 PATH = "/v1/p%7Eq?x=%2B"
+UNUSED: Any = aiohttp.client_reqrep.ConnectionKey("a", 1, False, True, None, None, None)
 
 
 class How(NamedTuple):
@@ -159,6 +160,15 @@ class CountedBudget(RetryBudget):
         super().refill()
 
 
+class Delayed(JsonCall[int]):
+    """Counts how often it is told that others follow its first attempt."""
+
+    delays = 0
+
+    def delayed(self) -> None:
+        self.delays += 1
+
+
 class World:
     """Nodes and both ways to them: it is the pool, its connections, and what stands for aiohttp's session."""
 
@@ -222,7 +232,8 @@ class World:
         assert self.detours.get(endpoint, 0.0) > self.loop.time() if detour else True, "through aiohttp without reason"
         assert detour or self.detours.get(endpoint, 0.0) <= self.loop.time(), "not through aiohttp"
         assert token.endswith(f"Bearer {self.tokens}"), "the token of this attempt"
-        while (how := _how(self.dice)).name in ("dial", "late dial") or (detour and how.name == "unusual"):
+        never = ("late dial", "unusual") if detour else ("late dial", "dial")  # a direct dial is the pool's
+        while (how := _how(self.dice)).name in never:
             pass
         headers = {}
         if how.status:
@@ -269,12 +280,19 @@ class _Through:
     """An answer through aiohttp."""
 
     def __init__(self, world: World, endpoint: str, token: str) -> None:
+        self._world = world
+        if world.closed:
+            return
         self._made = world.answer(endpoint, detour=True, token=token)
         self.status, self.headers, self.content = self._made.how.status, self._made.headers, self
 
     async def __aenter__(self) -> Self:
+        if self._world.closed:
+            raise RuntimeError("Session is closed")
         if self._made.how.name == "silent":
             await asyncio.Event().wait()
+        if self._made.how.name == "dial":
+            raise aiohttp.ClientConnectorError(UNUSED, OSError())
         await asyncio.sleep(0)
         if self._made.how.name == "cut":
             raise aiohttp.ServerDisconnectedError
@@ -296,7 +314,7 @@ async def _play(seed: int, calls: int) -> World:
         world.attempts.clear()
         world.router.noted.clear()
         refills, start = world.budget.refills, loop.time()
-        call = JsonCall("PUT", PATH, int, {}, start + dice.choice((0.5, 3.0, 30.0)), body={"a": 1})
+        call = Delayed("PUT", PATH, int, {}, start + dice.choice((0.5, 3.0, 30.0)), body={"a": 1})
         call.waits_s = dice.choice((0.0, 5.0))
         world.call = call
         asked = asyncio.ensure_future(courier.exchange(call))
@@ -312,6 +330,8 @@ async def _play(seed: int, calls: int) -> World:
             world.router.noted.clear()
             continue
         _check_attempts(world, call, start)
+        assert call.delays <= 1
+        assert call.delays or len(made) < 2, "writes on other rows may pass it"
         assert world.budget.refills - refills == (end == 7)
         assert call.ambiguous == any(one.how.maybe for one in made)
         _check_end(world, call, end)
@@ -418,10 +438,12 @@ def test_attempt_has_its_whole_time_however_long_its_call_has_waited_for_a_conne
         runner.run(wait())
 
 
+@pytest.mark.parametrize("detour", [False, True])
 @pytest.mark.parametrize("maybe", [False, True])
-def test_call_of_a_closed_client_is_in_doubt_if_an_attempt_was(maybe: bool) -> None:
+def test_call_of_a_closed_client_is_in_doubt_if_an_attempt_was(maybe: bool, detour: bool) -> None:
     async def ask(*, waits: bool) -> None:
         world = World(0)
+        world.courier._detours |= dict.fromkeys(NODES if detour else [], float("inf"))
         call = JsonCall("PUT", PATH, int, {}, world.loop.time() + 9, body={"a": 1})
         call.ambiguous = maybe
         if waits:
