@@ -194,3 +194,16 @@ def test_place_is_given_up_for_one_doubt_and_given_back_only_if_no_row_came(seed
         noted.append(fate if waits else PlaceFate.ABANDON)
     strongest = [PlaceFate.ABANDON, PlaceFate.UNCLAIMED, PlaceFate.COMPLETE, PlaceFate.RELEASE]
     assert place.fate() is min(noted, key=strongest.index)
+
+
+def test_row_of_a_put_many_that_ends_as_nobody_expects_is_told_as_an_internal_error() -> None:
+    """Whatever it is, the caller is told once, with all that is known of the other rows."""
+    caller = Told()
+    collector = RowsCollector(OWNER, 2, caller)
+    row = RowPromise(collector)
+    row.set_exception(ZeroDivisionError("odd"))
+    assert not caller.ends
+    row.set_result(WriteResult(OWNER, SequenceNumber(1), True, 5, 5, None, False, 0))
+    (end,) = caller.ends
+    assert isinstance(end, PartialFailure)
+    assert (end.code, end.detail, end.applied, end.failed) == (Code.INTERNAL, "odd", 1, 1)

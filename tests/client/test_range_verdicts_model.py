@@ -284,3 +284,31 @@ def test_parts_that_are_not_those_of_the_range_settle_nothing(edges: list[tuple[
         settle_range(batch, RangeResponse(parts, 55), ClientId(7), ambiguous=False)
     assert not rows.parts
     assert batch.place.left == 5
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_that_are_called_applied_without_a_commit_number_are_in_doubt_and_not_sent_again(together: bool) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        rows = Together() if together else None
+        caller: asyncio.Future[WriteResult] = loop.create_future()
+        alone = None if together else [Pending(Operation(3, "put", "e", "k"), None, caller, 9.0)]
+        batch = RangeBatch(
+            place=BatchPlace(3, 1),
+            first=3,
+            table="e",
+            keys_of_rows=["k"],
+            texts=["1"],
+            deadline=9.0,
+            pendings=alone,
+            rows=rows,  # type: ignore[arg-type]
+        )
+        verdict = RangeResult(first=3, last=3, status="applied", retryable=True)
+        settled = settle_range(batch, RangeResponse([verdict], 55), CLIENT, resolver, ambiguous=False, renews=True)
+        assert not settled.parts
+        assert settled.again is None
+        failure = rows.failures[0][1] if rows else caller.exception()
+        assert isinstance(failure, OperationFailed)
+        assert (failure.code, failure.outcome) == (Code.INTERNAL, Outcome.UNKNOWN)
+    finally:
+        loop.close()
