@@ -60,3 +60,13 @@ async def test_gate_forgets_by_itself_also_after_a_sweep_that_failed_and_no_long
         assert gate._sweeper not in asyncio.all_tasks()
         await asyncio.sleep(0)
         assert len(sweeps) == looked
+
+
+@pytest.mark.parametrize("methods", [None, frozenset({"PUT"})])
+async def test_gate_concerns_the_methods_of_its_policy_however_they_are_written(methods: frozenset[str] | None) -> None:
+    taken = {"POST", "PATCH"} if methods is None else methods
+    policy = Policy() if methods is None else Policy(methods=methods)
+    async with FakeGateway() as fake, Client(fake.endpoints) as client:
+        gate = Gate(client, policy)
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "POS", "POSTS"):
+            assert gate.concerns(method) == gate.concerns(method.lower()) == (method in taken)
