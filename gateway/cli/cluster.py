@@ -122,6 +122,8 @@ def _row(member: dict[str, Any], state: dict[str, Any] | str, newest: int) -> li
     role = state["role"]
     if state.get("damage"):
         role = f"{role}, {state['damage']}"
+    elif state.get("leader") is None:  # without a leader nothing tells how far behind a node is
+        role = f"{role}, knows no leader"
     elif state.get("stalled"):
         role = f"{role}, commits nothing"
     shown = (state["term"], state["commit_index"], state["applied_index"], behind, state["commit"], state["version"])

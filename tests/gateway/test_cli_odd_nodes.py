@@ -215,6 +215,21 @@ def test_a_member_that_answers_oddly_is_shown_beside_the_others(odd: object) -> 
         assert n2["error"]
 
 
+@pytest.mark.parametrize("role", ["follower", "candidate"])
+def test_status_says_of_a_node_that_it_knows_no_leader(role: str) -> None:
+    told: dict[str, Any] = {}
+    with answering(lambda path: always(told)(path)) as (endpoint, _):
+        told.update(named(endpoint, "http://127.0.0.1:1", role=role, leader=None))
+        alone = run("status", "--endpoint", endpoint)
+        told.update(damage="state is damaged")
+        damaged = run("status", "--endpoint", endpoint)
+        told.update(damage=None, leader="n2")
+        led = run("status", "--endpoint", endpoint)
+    assert (alone.exit_code, f"{role}, knows no leader" in alone.stdout) == (1, True)
+    assert f"{role}, state is damaged" in damaged.stdout, "what has to be repaired comes first"
+    assert (led.exit_code, "knows no leader" in led.stdout) == (0, False)
+
+
 def test_what_a_node_tells_is_taken_as_it_is_if_it_is_whole() -> None:
     state = named("http://127.0.0.1:1", more="x")
     assert whole(state) == naming(state) == state
