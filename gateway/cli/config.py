@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
-from oncegate.gateway.node.setting import DEFAULT, gather, sample
+from oncegate.gateway.node.setting import DEFAULT, Gathered, gather, sample
 from oncegate.gateway.node.settings import SETTINGS, Settings
 
 config = typer.Typer(help="Settings of a node: show, check, sample.", no_args_is_help=True)
@@ -70,17 +71,27 @@ def check(
     _tell_unknown(gathered.unknown)
     if gathered.faults:
         raise failed("\n".join(gathered.faults), 1)
-    if not values_only:
-        from oncegate.gateway.cli.serve import check_fitness, check_startable
-
-        try:
-            settings = Settings.load(file)
-            for warning in check_fitness(settings):
-                typer.echo(f"oncegate: {file}: {warning}", err=True)
-            check_startable(settings)
-        except (ValueError, OSError) as fault:
-            raise failed(f"{file}: {fault}", 1) from None
+    if not values_only and (faults := list(_start_faults(file, gathered))):
+        raise failed("\n".join(dict.fromkeys(faults)), 1)
     typer.echo(f"{file}: {sum(one.origin != DEFAULT for one in gathered.settings.values())} settings, nothing wrong")
+
+
+def _start_faults(file: Path, gathered: Gathered) -> Iterator[str]:
+    """Yield what keeps a node with these settings from starting here; tell what does not on stderr."""
+    from oncegate.gateway.cli.serve import fitness_of
+    from oncegate.gateway.cli.start_check import start_faults
+
+    settings = Settings(**{name: given.value for name, given in gathered.settings.items()})
+    try:
+        for one in fitness_of(settings):
+            if one.is_error:
+                yield f"{file}: {one.text}"
+            else:
+                typer.echo(f"oncegate: {file}: {one.text}", err=True)
+    except ValueError as error:
+        yield f"{file}: {error}"
+    for fault in start_faults(settings):
+        yield fault.told(gathered) if fault.names else f"{file}: {fault.text}"
 
 
 @config.command("sample")

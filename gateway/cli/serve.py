@@ -23,12 +23,12 @@ import typer
 from oncegate.gateway.cli.output import failed
 from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
 from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
-from oncegate.gateway.node.setting import unknown_variables
-from oncegate.gateway.node.settings import PORT_MAX, SETTINGS
+from oncegate.gateway.node.setting import gather, unknown_variables
+from oncegate.gateway.node.settings import PORT_MAX, SETTINGS, Settings
 from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 
 if TYPE_CHECKING:
-    from oncegate.gateway.node.settings import Settings
+    from oncegate.gateway.node.fitness import Finding
 
 
 class WithoutPandas(MetaPathFinder):
@@ -55,31 +55,35 @@ def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
     import logging
 
     gc.disable()  # a tenth of the start: modules make objects by the hundred thousand, and none of them is garbage
-    from oncegate.gateway.node.settings import Settings
-
+    gathered = gather(SETTINGS, config, os.environ, flags)
+    if gathered.faults:
+        raise failed("; ".join(gathered.faults), 2)
     try:
-        settings = Settings.load(config, **flags)
+        settings = Settings(**{name: given.value for name, given in gathered.settings.items()})
         # Before the modules that take most of the memory. What starts a node of another make knows its own log.
-        warnings = check_fitness(settings) if context.obj is None else []
+        found = fitness_of(settings) if context.obj is None else []
     except ValueError as fault:
         raise failed(fault, 2) from None
+    if errors := [one.text for one in found if one.is_error]:
+        raise failed("; ".join(errors), 2)
     from oncegate.consensus.errors import ConsensusError
+    from oncegate.gateway.cli.start_check import make_data_dir, start_faults
     from oncegate.gateway.http.server import serve as run
     from oncegate.gateway.node.node import Node
     from oncegate.gateway.node.private_files import begin_private
 
     gc.enable()
-    try:
-        check_startable(settings)
-    except (ValueError, OSError) as fault:
-        raise failed(fault, 2) from None
+    if faults := start_faults(settings):
+        raise failed("; ".join(one.told(gathered) for one in faults), 2)
     _log_to_stderr(settings)
     for variable, _ in unknown_variables(SETTINGS, os.environ):
         logging.getLogger("oncegate").warning("%s is no setting: it has no effect", variable)
-    for warning in warnings:
-        logging.getLogger("oncegate").warning("%s", warning)
+    for warning in found:
+        logging.getLogger("oncegate").warning("%s", warning.text)
     sys.meta_path.insert(0, WithoutPandas())
     begin_private(settings)
+    if refused := make_data_dir(settings):
+        raise failed(refused.told(gathered), 2)
     try:
         asyncio.run(run(settings, context.obj or Node))
     except (ConsensusError, OSError) as fault:
@@ -87,31 +91,12 @@ def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
         raise typer.Exit(1) from None
 
 
-def check_fitness(settings: Settings) -> list[str]:
-    """Return warnings about settings that do not fit each other or this machine; raises ValueError for errors."""
+def fitness_of(settings: Settings) -> list[Finding]:
+    """Return where settings do not fit each other or this machine; raises ValueError: it is not among the members."""
     from oncegate.gateway.node.fitness import findings
     from oncegate.gateway.node.host import host_of
 
-    found = list(findings(settings, host_of(settings.data_dir)))
-    errors = [one.text for one in found if one.is_error]
-    if errors:
-        raise ValueError("; ".join(errors))
-    return [one.text for one in found]
-
-
-def check_startable(settings: Settings) -> None:
-    """Raise ValueError or OSError for what keeps a node with these settings from starting here."""
-    from oncegate.consensus.net.connection import tls_contexts
-    from oncegate.gateway.http.auth import tokens_of
-    from oncegate.gateway.http.server import check_exposure, server_context
-    from oncegate.gateway.node.node import replica_config
-    from oncegate.gateway.node.private_files import check_secrets
-
-    tls_contexts(replica_config(settings).tls)
-    check_exposure(settings)
-    server_context(settings)
-    check_secrets(settings)
-    tokens_of(settings)
+    return list(findings(settings, host_of(settings.data_dir)))
 
 
 def _log_to_stderr(settings: Settings) -> None:

@@ -29,7 +29,10 @@ def _parameter(one: Setting) -> inspect.Parameter:
     if one.kind is bool:
         option = typer.Option(one.flag, help=one.text)  # a single name: there is no --no-… beside it
     else:
-        option = typer.Option(one.flag, help=f"{one.text} [{one.default_words}]", show_default=False)
-    kind = list[str] if one.kind is list else one.kind
+        metavar = "BYTES" if one.is_size else None
+        text = f"{one.text} [{one.default_words}]"
+        option = typer.Option(one.flag, help=text, show_default=False, metavar=metavar)
+    # A size is read where those of files and variables are: whoever writes 8MiB is told what a size is.
+    kind = list[str] if one.kind is list else str if one.is_size else one.kind
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -339,7 +339,8 @@ def load(context: ssl.SSLContext, settings: Settings) -> None:
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except ssl.SSLError as fault:
-        raise ValueError(f"{settings.tls_certificate} and {settings.tls_key}: {fault.reason or fault}") from None
+        files = f"{settings.tls_certificate} and {settings.tls_key}"
+        raise ValueError(f"{files} are no certificate with its key: {fault.reason or fault}") from None
 
 
 def check_exposure(settings: Settings) -> None:

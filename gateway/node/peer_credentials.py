@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from oncegate.consensus.config import TlsConfig
+from oncegate.consensus.config import SECRET_BYTES_MIN, TlsConfig
 from oncegate.gateway.node.certificate_end import CertificateEnd
 from oncegate.gateway.node.file_stamps import FilesTogether
 from oncegate.gateway.node.settings import Settings
@@ -36,11 +36,19 @@ def peer_secrets(settings: Settings) -> tuple[bytes, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is too large or of another form; the text quotes nothing of it.
+        ValueError: it is too large or of another form, or a secret is too short; the text names the file, and quotes
+            nothing of it.
     """
     path = settings.secret_file
     if path is None:
         return ()
+    secrets = _secrets_of(path)
+    if any(len(secret) < SECRET_BYTES_MIN for secret in secrets):
+        raise ValueError(f"{path}: a secret has at least {SECRET_BYTES_MIN} bytes")
+    return secrets
+
+
+def _secrets_of(path: Path) -> tuple[bytes, ...]:
     with path.open("rb") as file:
         found = file.read(SECRET_FILE_BYTES_MAX + 1)
     if len(found) > SECRET_FILE_BYTES_MAX:

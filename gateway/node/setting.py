@@ -39,6 +39,8 @@ _KINDS: Final = {
     list: 'a list of texts, in a variable ["…", "…"]',
 }
 
+_SIZE: Final = "a whole number of bytes (8 MiB is 8388608)"
+
 
 class Setting(NamedTuple):
     """The declaration of one setting.
@@ -77,9 +79,18 @@ class Setting(NamedTuple):
                 return ", ".join(self.default)
             case bool():
                 return str(self.default).lower()
-            case int() if "bytes" in self.name:
+            case int() if self.is_size:
                 return f"{self.default / 2**20:g} MiB"
         return str(self.default)
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is a number of bytes."""
+        return self.kind is int and "bytes" in self.name
+
+    def at(self, origin: str) -> str:
+        """Return the place where it was given: a flag, a variable, or another origin with its name."""
+        return origin if origin in (self.variable, self.flag) else f"{origin}: {self.name}"
 
     @property
     def bounds(self) -> str:
@@ -99,7 +110,7 @@ class Setting(NamedTuple):
         elif self.kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is int and isinstance(value, bool)):
-            raise ValueError(f"{value!r} is not {_KINDS[self.kind]}")
+            raise ValueError(f"{value!r} is not {_SIZE if self.is_size else _KINDS[self.kind]}")
         if self.kind is list and not all(isinstance(one, str) for one in value):
             raise ValueError(f"{value!r} is not {_KINDS[list]}")
         if self.least is not None and self.most is not None and not self.least <= value <= self.most:
@@ -195,9 +206,7 @@ def gather(
         try:
             gathered.settings[one.name] = Given(one.checked(value), origin)
         except ValueError as fault:
-            faults.append(
-                f"{origin}: {fault}" if origin in (one.variable, one.flag) else f"{origin}: {one.name}: {fault}"
-            )
+            faults.append(f"{one.at(origin)}: {fault}")
     for variable, near in unknown_variables(settings, environment):
         (faults if near else gathered.unknown).append(f"{variable} is no setting{near}")
     return gathered
