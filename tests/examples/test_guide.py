@@ -22,6 +22,7 @@ from tests.gateway.http_contract import one_node
 ROOT = Path(__file__).parents[2]
 NOT_HERE = {
     "pip install '.[client]'": "installs, and starts the node that this test has started",
+    "$ oncegate serve --node n2": "needs the cluster of `oncegate dev`, and a node of it that was killed",
     "make demo": "tests/demo",
     "python -m oncegate.spark_sink.jobs.stream_rows": "needs Spark: tests/spark",
     "OncegateSource": "needs Spark: tests/spark",
