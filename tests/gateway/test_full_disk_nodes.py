@@ -21,7 +21,9 @@ from oncegate.gateway.node.settings import Settings
 from oncegate.proof.check.equipment import SmallDisk
 from oncegate.proof.check.errors import Unavailable
 from tests.conftest import Api
+from tests.gateway import three_nodes
 from tests.gateway.http_contract import assert_problem, declare, operations, put
+from tests.gateway.three_nodes import three
 
 DISK_BYTES = 192 * 2**20
 """The least that a node starts on."""
@@ -122,3 +124,43 @@ async def test_follower_on_a_full_disk_is_not_ready(files: Settings, monkeypatch
         monkeypatch.setattr(node.replica, "status", lambda: full)
         monkeypatch.setattr(node.leadership, "leads", False)
         assert "full" in assert_problem(await Api(http).call("GET", "/readyz"), "NOT_READY")["detail"]
+
+
+async def test_a_leader_whose_disk_alone_is_full_hands_leadership_over_and_writes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = DirectoryStorage.create
+    full = tmp_path / "nobody's"
+
+    def refused(storage: DirectoryStorage, name: str, size: int = 0) -> Any:
+        if size and storage.label(name).startswith(f"{full}/"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(storage, name, size)
+
+    monkeypatch.setattr(DirectoryStorage, "create", refused)
+    monkeypatch.setattr(three_nodes, "running", lambda settings: running(settings, small_log))
+    async with three(tmp_path) as nodes:
+        led = await nodes.leader()
+        full = tmp_path / led
+        async with aiohttp.ClientSession(base_url=nodes.url(led)) as http:
+            api = Api(http)
+            async with asyncio.timeout(20):
+                while (await api.call("GET", "/readyz"))[0] != 200:
+                    await asyncio.sleep(0.02)
+            await declare(api)
+            client_id = await api.session()
+            sequence, refusal = 0, None
+            while refusal is None:
+                sequence += 1
+                body = operations(client_id, put(sequence, "a", "x" * 20_000), first_incomplete=sequence)
+                answer = await api.call("POST", "/v1/operations", body)
+                if answer[0] != 200:
+                    refusal = assert_problem(answer, "OVERLOADED")
+            assert "journal_room_bytes" in refusal["detail"]
+            assert (await api.call("POST", "/v1/cluster/leader", {}))[0] < 300
+            async with asyncio.timeout(20):
+                while await nodes.leader() == led:
+                    await asyncio.sleep(0.02)
+                while (await api.call("POST", "/v1/operations", body))[0] != 200:
+                    await asyncio.sleep(0.1)
+            assert "full" in assert_problem(await api.call("GET", "/readyz"), "NOT_READY")["detail"], "it is full still"
