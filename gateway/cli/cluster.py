@@ -271,16 +271,18 @@ def explain(
 ) -> None:
     """Show attempts, suppressed duplicates, log entries, batches and deliveries of a key or a request, in order.
 
-    What a node has forgotten is not shown: attempts since its last start, the log as far back as it is kept.
+    What a node has forgotten is not shown: attempts since its last start, the log as far back as it is kept. Exit
+    status 1 if nothing is known of a key.
     """
     table, slash, name = what.partition("/")
     if not slash or not name:
         raise failed("give TABLE/KEY or CLIENT_ID/SEQUENCE", 2)
     query = {"request": what} if _REQUEST.fullmatch(what) and not key else {"table": table, "key": name}
     found = ask("GET", endpoint, f"/v1/explain?{urlencode(query)}", None, _SEARCH_S)
-    if as_json(output, found, found.get("events", [])):
-        return
-    _print(found)
+    if not as_json(output, found, found.get("events", [])):
+        _print(found)
+    if not (found.get("events") or found.get("version") or "state" in found):
+        raise failed(f"nothing is known of {what}", 1)
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -290,7 +292,8 @@ def _print(found: dict[str, Any]) -> None:
         version = found.get("version")
         say(f"{found['table']}/{found['key']}: {f'version {version}' if version else 'no resident row'}")
     header = ("time (UTC)", "what", "where", "request", "commit", "detail")
-    show(header, ((_time(event.get("at_ms")), *_columns(event)) for event in found.get("events", [])))
+    if events := found.get("events"):
+        show(header, ((_time(event.get("at_ms")), *_columns(event)) for event in events))
     if found.get("truncated"):
         say("older events are left out", err=True)
     if found.get("silent"):

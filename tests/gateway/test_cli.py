@@ -232,11 +232,31 @@ def test_explain_reads_two_numbers_as_a_request_unless_told_that_they_are_a_key(
 
     def answer(method: str, endpoint: str, path: str, body: Any, timeout_s: float) -> dict[str, Any]:
         asked.append(f"{method} {path}")
-        return {}
+        return {"version": 1}
 
     monkeypatch.setattr(cluster, "ask", answer)
     assert CliRunner().invoke(app, ["explain", *line.split(), "--output", "json"]).exit_code == 0
     assert asked == [f"GET /v1/explain?{query}"]
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ({"events": [], "version": 0}, 1),
+        ({"events": [], "version": 7}, 0),
+        ({"events": [{"what": "log"}], "version": 0}, 0),
+        ({"events": [], "request": "1/1", "state": {"state": "unknown"}}, 0),
+    ],
+)
+def test_explain_exits_1_where_nothing_is_known_of_a_key(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], code: int
+) -> None:
+    monkeypatch.setattr(cluster, "ask", lambda *_: {"table": "t", "key": "nosuch", "log_from": 1, **found})
+    shown = CliRunner().invoke(app, ["explain", "t/nosuch"])
+    told = CliRunner().invoke(app, ["explain", "t/nosuch", "-o", "json"])
+    assert (shown.exit_code, told.exit_code) == (code, code)
+    assert ("nothing is known of t/nosuch" in shown.stderr, json.loads(told.stdout)["log_from"]) == (code == 1, 1)
+    assert ("time (UTC)" in shown.stdout) == bool(found["events"]), "no table without rows"
 
 
 def test_status_of_nobody_exits_3_with_one_line_and_asks_nobody_who_has_no_address() -> None:
