@@ -16,6 +16,21 @@ from tests.client.answers import fails
 from tests.client.small_cluster import FULL, GONE, LATE, SmallCluster, in_memory, now_s, settle
 from tests.client.test_queue_in_memory import at, queue_of
 
+
+@in_memory
+async def test_effects_that_are_given_to_a_completion_stay_as_they_are_for_the_next_claim(
+    cluster: SmallCluster,
+) -> None:
+    queue, _ = queue_of(cluster)
+    for number in (1, 2):
+        cluster.plant(at("ready", number), [0, "x"])
+    effects = Transaction().put("rows", "r", 1)
+    before = effects.copy().operation
+    for claim in await queue.claim_many(2):
+        assert (await claim.complete(effects)).applied, "it is held to the condition of this claim only"
+        assert effects.operation == before
+
+
 # Dead letters
 
 
