@@ -12,9 +12,10 @@ from collections import Counter
 
 import pytest
 
-from oncegate import Code, DeadlineExceeded, OncegateError, OperationFailed, Outcome
+from oncegate import Client, Code, DeadlineExceeded, OncegateError, OperationFailed, Outcome
 from oncegate.gateway.client.connection import ASK_AGAIN_S, TableKinds
 from oncegate.gateway.client.settings import TableKind
+from oncegate.testing import FakeGateway
 from tests.client.answers import settle
 from tests.client.small_cluster import StillLoop
 
@@ -116,3 +117,17 @@ def play(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_kind_is_asked_for_once_at_a_time_until_it_is_told_and_each_caller_waits_for_its_own_time(seed: int) -> None:
     play(seed)
+
+
+async def test_nothing_is_asked_any_more_once_a_client_is_left() -> None:
+    async with FakeGateway() as fake:
+        async with Client(fake.endpoints) as client:
+            await client.cluster()
+            fake.nodes[0].freeze()
+            before = asyncio.all_tasks()
+            client._connection.kinds.wonder("rows")
+            (asking,) = asyncio.all_tasks() - before
+            await settle()
+            assert not asking.done()
+        assert asking.cancelled()
+        fake.nodes[0].thaw()
