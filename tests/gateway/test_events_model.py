@@ -97,12 +97,15 @@ def test_batch_is_as_large_as_its_keys_and_values_together_and_is_taken_up_to_th
     assert caught.value.code is Code.PAYLOAD_TOO_LARGE
 
 
+TRACE = f"00-{7:032x}-{9:016x}-01"
+
+
 class Request(dict[Any, Any]):
     """A request that the gate has admitted, with a body that came with its head; what is charged for it."""
 
     def __init__(self, kind: str, body: bytes, machine: Any) -> None:
         super().__init__()
-        self.headers, self.content_type = CIMultiDict({"Content-Type": kind}), kind
+        self.headers, self.content_type = CIMultiDict({"Content-Type": kind, "traceparent": TRACE}), kind
         self.content_length, self.match_info, self.query = len(body), {"table": "t"}, dict[str, str]()
         self.content = SimpleNamespace(is_eof=lambda: True)
         self.app = {negotiation.NODE: SimpleNamespace(machine=machine, leader_http=None, settings=machine.settings)}
@@ -116,7 +119,7 @@ class Request(dict[Any, Any]):
         return self.body
 
 
-REJECTED = [code for code in Code if code is not Code.QUOTA]
+REJECTED = [*Code, *[Code.QUOTA] * 3]
 
 
 def verdict(dice: random.Random, at: int) -> wire.OperationResult:
@@ -148,12 +151,14 @@ async def answer_says_what_became_of_the_events(dice: random.Random, monkeypatch
     kind = dice.choice((ce.STRUCTURED, ce.BATCH, ce.BATCH))
     sent = [{**EVENT, "id": f"i{at}"} for at in range(1 if kind == ce.STRUCTURED else dice.randint(1, 6))]
     results = [verdict(dice, at) for at in range(len(sent))]
-    machine = SimpleNamespace(commit=99, time_ms=5, settings=SimpleNamespace(idempotency_key_ms=60_000))
+    keys = SimpleNamespace(is_full=dice.random() < 0.5, room_in_ms={5: dice.choice((1, 7_000))}.__getitem__)
+    lasting = SimpleNamespace(idempotency_key_ms=60_000)
+    machine = SimpleNamespace(commit=99, time_ms=5, settings=lasting, keys=keys)
 
     async def attempted(node: Any, command: Any, size: int) -> Answer:
         assert [one.op.key for one in command.ops] == [f"/s i{at}" for at in range(len(sent))]
         assert len({one.key for one in command.ops}) == len(sent)
-        assert (command.tenant, command.lifetime_ms) == ("ann", 60_000)
+        assert (command.tenant, command.lifetime_ms, command.traceparent) == ("ann", 60_000, TRACE)
         return Answer(wire.OperationsResponse(results, 4_321), 77, memory_ms=4_321)
 
     monkeypatch.setattr(events, "attempted", attempted)
@@ -179,3 +184,6 @@ async def answer_says_what_became_of_the_events(dice: random.Random, monkeypatch
     assert body["outcome"] == (ends.pop() if len(ends) == 1 else "unknown")
     assert response.status == REGISTRY[Code(str(worst.code))].status
     assert str(worst.detail) in body["detail"]
+    # A full table of keys has room again at a time that is known; a sender that comes before is sent away again.
+    if worst.code == Code.QUOTA.value and keys.is_full:
+        assert body["retry_after_ms"] == max(1_000, keys.room_in_ms(5))
