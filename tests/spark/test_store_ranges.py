@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oncegate.stores import WRITE_TS, Clustering, Column, ColumnType, Store, StoreTable, claimed_store, open_store
 from oncegate.stores.claims import wipe
 from oncegate.stores.errors import StoreCode, StoreError
+from oncegate.stores.ranges import LIMIT_MAX, slices
 
 EVENTS = StoreTable(
     "events",
@@ -130,3 +131,12 @@ def test_range_through_a_claim_gives_commits_and_fills_up_behind_wiped_rows(stor
         for _, group in groupby(wanted, key=lambda row: row["day"]):
             row = next(group)
             assert new.get(EVENTS, {name: row[name] for name in EVENTS.key}) == row
+
+
+def test_limit_of_a_range_may_be_each_of_its_bounds_and_nothing_beyond() -> None:
+    for limit in (1, LIMIT_MAX):
+        assert len(list(slices(EVENTS, {"room": "a"}, None, None, None, limit=limit, reverse=False))) == 1
+    for limit in (0, LIMIT_MAX + 1):
+        with pytest.raises(StoreError) as refused:
+            next(slices(EVENTS, {"room": "a"}, None, None, None, limit=limit, reverse=False))
+        assert refused.value.code is StoreCode.BAD_OPTION
