@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from oncegate.proof.check.plan import PROCESSES_MAX
 from oncegate.proof.check.recorder import LANES
+from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.lincheck import Event
 
 FINAL = PROCESSES_MAX
 """The process of final reads."""
+
+
+def verdicts_follow(
+    workload: str, check: str, made: Callable[[int], list[Event]], verdict: Callable[[list[Event]], str], seeds: int
+) -> None:
+    """See that the check whose name begins so says of made-up histories what ``verdict`` says; both come often."""
+    said = Counter[str]()
+    for seed in range(seeds):
+        events = made(seed)
+        (found,) = [one for one in workload_of(workload).check(events) if one.name.startswith(check)]
+        assert found.verdict == verdict(events), (seed, events)
+        said[found.verdict] += 1
+    assert min(said["invalid"], said["valid"]) > 15
 
 
 class Book:

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from oncegate.proof.check.checks import LOST
-from oncegate.proof.check.workloads import workload_of
 from oncegate.proof.check.workloads.recipes import queue
 from oncegate.proof.lincheck import Event, Operation, operations
-from tests.check.histories import FINAL, Book, Overlapping
+from tests.check.histories import FINAL, Book, Overlapping, verdicts_follow
 
 Found = Sequence[Operation]
 
@@ -162,10 +161,4 @@ CASES: list[tuple[str, Callable[[int], list[Event]], str, Callable[[Found], str]
 def test_verdict_is_what_each_item_says(
     workload: str, made: Callable[[int], list[Event]], check: str, rule: Callable[[Found], str]
 ) -> None:
-    said = Counter[str]()
-    for seed in range(800):
-        events = made(seed)
-        (found,) = [one for one in workload_of(workload).check(events) if one.name.startswith(check)]
-        assert found.verdict == rule(operations(events)), (seed, events)
-        said[found.verdict] += 1
-    assert min(said["invalid"], said["valid"]) > 15
+    verdicts_follow(workload, check, made, lambda events: rule(operations(events)), 800)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from oncegate.proof.check.recorder import LANES
-from oncegate.proof.check.workloads import leases, workload_of
+from oncegate.proof.check.workloads import leases
 from oncegate.proof.lincheck import Event, Operation, operations
-from tests.check.histories import FINAL, Overlapping
+from tests.check.histories import FINAL, Overlapping, verdicts_follow
 
 Found = Sequence[Operation]
 Rule = Callable[[list[Event]], bool]
@@ -246,10 +246,4 @@ CASES: list[tuple[str, Callable[[int], list[Event]], str, Rule]] = [
 def test_verdict_is_what_a_look_at_every_pair_says(
     workload: str, made: Callable[[int], list[Event]], check: str, rule: Rule
 ) -> None:
-    said = Counter[str]()
-    for seed in range(500):
-        events = made(seed)
-        (found,) = [one for one in workload_of(workload).check(events) if one.name.startswith(check)]
-        assert found.verdict == ("invalid" if rule(events) else "valid"), (seed, events)
-        said[found.verdict] += 1
-    assert min(said["invalid"], said["valid"]) > 15
+    verdicts_follow(workload, check, made, lambda events: "invalid" if rule(events) else "valid", 500)
