@@ -81,7 +81,7 @@ def _start_faults(file: Path, gathered: Gathered) -> Iterator[str]:
     from oncegate.gateway.cli.serve import fitness_of
     from oncegate.gateway.cli.start_check import start_faults
 
-    settings = Settings(**{name: given.value for name, given in gathered.settings.items()})
+    settings = Settings.of(gathered)
     try:
         for one in fitness_of(settings):
             if one.is_error:

@@ -59,7 +59,7 @@ def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
     if gathered.faults:
         raise failed("; ".join(gathered.faults), 2)
     try:
-        settings = Settings(**{name: given.value for name, given in gathered.settings.items()})
+        settings = Settings.of(gathered)
         # Before the modules that take most of the memory. What starts a node of another make knows its own log.
         found = fitness_of(settings) if context.obj is None else []
     except ValueError as fault:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from oncegate.gateway.node.setting import declared, gather, setting
+from oncegate.gateway.node.setting import Gathered, declared, gather, setting
 from oncegate.gateway.wire import DEFAULT_HTTP_PORT
 from oncegate.rifl.key_table import KEYS_BYTES_DEFAULT
 from oncegate.rifl.session import SESSIONS_MAX
@@ -350,6 +350,11 @@ class Settings:
         gathered = gather(SETTINGS, config, os.environ, flags)
         if gathered.faults:
             raise ValueError("; ".join(gathered.faults))
+        return cls.of(gathered)
+
+    @classmethod
+    def of(cls, gathered: Gathered) -> Settings:
+        """Return the settings that were gathered; each was checked, and none had a fault."""
         return cls(**{name: given.value for name, given in gathered.settings.items()})
 
 
