@@ -47,22 +47,22 @@ class BlindMachine(Machine):
 
     _amnesiac = Amnesiac()
 
-    def _operate(self, command: c.OperateAny) -> Operated:
+    def _operate(self, command: c.Operate) -> Operated:
         who, trace = command.client_id, command.traceparent
         verdicts: list[OpVerdict | AppliedPart] = []
-        for part in command.parts if isinstance(command, c.OperateRuns) else (command,):
-            count = 0
-            if isinstance(part, c.Puts):
-                commit, count = put_runs.execute(self, who, self._amnesiac, part, trace)
-                if count:
-                    verdicts.append(AppliedPart(part.first, SequenceNumber(part.first + count - 1), commit))
-                if count == len(part.keys):
-                    continue
-            verdicts += [self._executed(who, op, trace) for op in part.ops[count:]]
+        for part in command.parts:
+            if not isinstance(part, c.Puts):
+                verdicts.append(self._executed(who, part, trace))
+                continue
+            commit, count = put_runs.execute(self, who, self._amnesiac, part, trace)
+            if count:
+                verdicts.append(AppliedPart(part.first, SequenceNumber(part.first + count - 1), commit))
+            if count < len(part.keys):
+                verdicts += [self._executed(who, op, trace) for op in part.ops[count:]]
         return Operated(verdicts, self._left_ms(who))
 
     def _executed(self, client_id: int, op: c.Op | c.Transaction, traceparent: str) -> OpVerdict:
-        done = self.execute_any(client_id, self._amnesiac, op, traceparent)
+        done = self.execute(client_id, self._amnesiac, op, traceparent)
         if isinstance(done, CompletionRecord):
             return Applied(op.sequence, done)
         return Rejected(op.sequence, Refusal(done))

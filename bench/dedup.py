@@ -42,7 +42,6 @@ from oncegate.gateway.client.batch_call import BatchCall
 from oncegate.gateway.client.courier import Call, Courier
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.rifl.ids import SequenceNumber
@@ -212,7 +211,6 @@ def applied(rounds: int = 40, operations: int = 2_048) -> list[dict[str, Any]]:
     for size in (1, 256):
         machines = {"on": Machine(), "off": BlindMachine()}
         opening: list[c.Command] = [
-            c.RaiseLevel(NEWEST),
             c.DeclareTable("t", "resident", 2**30),
             c.OpenSession("n", 60_000, 4096),
         ]

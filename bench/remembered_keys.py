@@ -25,7 +25,6 @@ from typing import Any, Final
 
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.state import MachineState
 from oncegate.rifl.ids import CommitNumber, Fingerprint
 from oncegate.rifl.key_table import NO_TIME
@@ -69,7 +68,7 @@ class Grown:
     def grow(self, count: int, seed: int) -> None:
         """Add keys, spread over a day, and save them; returns once all are durable."""
         self.state._pacer.hurry = True  # noqa: SLF001 - nobody waits for the interpreter
-        self.apply(c.RaiseLevel(NEWEST), c.DeclareTable("t", "resident", 1 << 40))
+        self.apply(c.DeclareTable("t", "resident", 1 << 40))
         machine, keys, made = self.machine, self.machine.keys, names(seed)
         for at in range(count):
             now = machine.time_ms = type(machine.time_ms)(at * LIFE_MS // count)

@@ -47,8 +47,7 @@ def applied_us(kind: str) -> float:
     for at in range(ROUNDS):
         first = at * OPERATIONS + 1
         ops = [_operation(kind, number) for number in range(first, first + OPERATIONS)]
-        kind_of = c.OperateMixed if kind == "transaction" else c.Operate
-        command: Any = kind_of(1, 1, SequenceNumber(first), ops)
+        command = c.Operate(1, 1, SequenceNumber(first), ops)
         entry = c.encode_entry(1, [command])
         began = time.process_time()
         machine.apply(at + 2, 1, entry)
@@ -65,7 +64,7 @@ def _operation(kind: str, number: int) -> Any:
         return c.Op(sequence, 1, "t", key, c.fingerprint_put("t", key, value), value)
     if kind == "increment":
         return c.Op(sequence, 3, "t", key, Fingerprint(number), None, 1)
-    writes = [c.Write(SequenceNumber(0), 1, "tu"[at % 2], f"{key}-{at}", none, value) for at in range(ROWS)]
+    writes = [c.Op(SequenceNumber(0), 1, "tu"[at % 2], f"{key}-{at}", none, value) for at in range(ROWS)]
     return c.Transaction(sequence, c.fingerprint_transaction([], writes), [], writes)
 
 

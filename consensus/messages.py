@@ -14,8 +14,8 @@ import msgspec
 
 from oncegate.consensus.ports import SnapshotManifest
 
-PROTOCOL_VERSION_MIN = 1
-PROTOCOL_VERSION_MAX = 2
+PROTOCOL_VERSION_MIN = 3
+PROTOCOL_VERSION_MAX = 3
 """What this node speaks. 1: frames carry a checksum. 2: frames carry a MAC where there is a secret and no TLS
 (:mod:`oncegate.consensus.net.sealing`), and the handshake proves what each side said of its versions."""
 
@@ -185,7 +185,7 @@ class Hello(_Message, frozen=True, tag=20):
     """First frame of the dialling side."""
 
     version: int
-    """The lowest that it speaks; a node that knows version 1 only wants exactly that."""
+    """The lowest that it speaks."""
     cluster_id: str
     node_id: str
     node_uuid: str
@@ -193,8 +193,8 @@ class Hello(_Message, frozen=True, tag=20):
     nonce: bytes
     incarnation: int
     boots: list[int]
-    version_max: int = 1
-    """The highest that it speaks; a node that knows version 1 only neither sends nor reads it."""
+    version_max: int
+    """The highest that it speaks."""
 
 
 class Challenge(_Message, frozen=True, tag=21):
@@ -208,7 +208,7 @@ class Challenge(_Message, frozen=True, tag=21):
     mac: bytes
     incarnation: int
     boots: list[int]
-    version_max: int = 1
+    version_max: int
 
 
 class Proof(_Message, frozen=True, tag=22):

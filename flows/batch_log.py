@@ -33,15 +33,12 @@ class BatchMeta(NamedTuple):
     sealed_ms: int
 
 
-class _Clock(msgspec.Struct, frozen=True, kw_only=True):
-    event_dropped_ms: int = 0
-
-
-class BatchLogState(_Clock, frozen=True):
+class BatchLogState(msgspec.Struct, frozen=True):
     """Snapshot of a batch log. Columns are little-endian int64; that of event times may be shorter than the others."""
 
     first: int
     items_dropped: int
+    event_dropped_ms: int
     first_commits: bytes
     last_commits: bytes
     items_through: bytes
@@ -268,7 +265,7 @@ class BatchLog:
         start = min(max(0, after + 1 - self.first), len(self))
         columns = self._columns() if not start else tuple(column[start:] for column in self._columns())
         saved = [int64s_to_bytes(column) for column in (*columns, self._event_ms[start:])]
-        return BatchLogState(self.first, self._items_dropped, *saved, event_dropped_ms=self._event_dropped_ms)
+        return BatchLogState(self.first, self._items_dropped, self._event_dropped_ms, *saved)
 
     @classmethod
     def restore(cls, state: BatchLogState) -> BatchLog:

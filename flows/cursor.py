@@ -75,7 +75,7 @@ class ConsumerState(msgspec.Struct):
         replays: how often its cursor was moved back.
         nonces: (nonce, fence) of the newest attaches, oldest first.
         begun: the cursor it was made with.
-        alive_ms: cluster time at which it was made, attached or moved last; 0 if an earlier build made it.
+        alive_ms: cluster time at which it was made, attached or moved last.
         expired: it has never moved, and retention waits for it no longer; until it attaches or moves.
         parts: what it has written through the gateway of the newest batch of which it has written anything.
     """
@@ -187,7 +187,7 @@ class Consumers:
         self.fences += skipped
         for one in self._by_name.values():
             one.fence += skipped
-            one.alive_ms += slept_ms if one.alive_ms else 0
+            one.alive_ms += slept_ms
 
     def require(self, names: tuple[str, ...], batches: BatchLog, now_ms: int) -> None:
         """Make ``names`` the required ones.

@@ -107,11 +107,6 @@ class FlowDeclaration(msgspec.Struct, frozen=True, kw_only=True):
         target = self.target
         return () if target is None else (target,) if isinstance(target, str) else target
 
-    @property
-    def plain(self) -> bool:
-        """Whether a build that knows neither cascades nor retention by size nor clocks would read it rightly."""
-        return not (self.retention_bytes or self.event_time or self.shed_lag_bytes or isinstance(self.target, tuple))
-
 
 def _check_bound(what: str, number: int, low: int, high: int) -> None:
     if not low <= number <= high:

@@ -6,7 +6,7 @@ leader when an entry has been applied; a follower that forwarded a command relay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
@@ -102,9 +102,8 @@ def _operations(command: c.AnyOperate, result: Operated, machine: Machine) -> wi
     if not rest:
         return wire.OperationsResponse(found, result.memory_ms)
     details: dict[str, str] = {}
-    if isinstance(command, c.Keyed | c.KeyedMixed):
-        keyed_ops: Sequence[c.KeyedOp | c.KeyedMixedOp] = command.ops
-        for keyed, one in zip(keyed_ops, found, strict=True):
+    if isinstance(command, c.Keyed):
+        for keyed, one in zip(command.ops, found, strict=True):
             one.detail = _of_key(keyed.named_ms, one, machine) or one.detail
     for op, one in zip(c.operations_of(command), found, strict=True):
         if type(one.value) is JsonText:
@@ -171,11 +170,6 @@ ANSWERS: Final[dict[type, Shape]] = {
     c.Operate: Shape(wire.OperationsResponse, _operations),
     c.Range: Shape(wire.RangeResponse, _range),
     c.Keyed: Shape(wire.OperationsResponse, _operations),
-    c.OperateMixed: Shape(wire.OperationsResponse, _operations),
-    c.OperateRuns: Shape(wire.OperationsResponse, _operations),
-    c.KeyedMixed: Shape(wire.OperationsResponse, _operations),
-    c.OperateMixed5: Shape(wire.OperationsResponse, _operations),
-    c.KeyedMixed5: Shape(wire.OperationsResponse, _operations),
     c.ForgetKeys: _UNREAD,
     c.Identify: _UNREAD,
     c.RaiseLevel: Shape(wire.ClusterLevel, lambda _, level, __: wire.ClusterLevel(level)),
@@ -187,16 +181,13 @@ ANSWERS: Final[dict[type, Shape]] = {
     c.Reap: _UNREAD,
     c.EndRows: _UNREAD,
     c.DeclareTable: Shape(wire.TableState, lambda _, table, __: table_state(table)),
-    c.DeclareTable5: Shape(wire.TableState, lambda _, table, __: table_state(table)),
     c.DropTable: Shape(wire.TableDropped, lambda _, dropped, __: wire.TableDropped(*dropped)),
     c.SweepTables: _UNREAD,
     c.DeclareFlow: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
-    c.DeclareFlow5: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
     c.Seal: _UNREAD,
     c.Attach: Shape(wire.ConsumerAttached, lambda _, fence_and_cursor, __: wire.ConsumerAttached(*fence_and_cursor)),
     c.MoveCursor: Shape(wire.CursorMoved, lambda _, cursor, __: wire.CursorMoved(cursor)),
     c.AlterFlow: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
-    c.AlterFlow5: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
     c.DeleteFlow: Shape(wire.FlowDeleted, lambda command, last, _: wire.FlowDeleted(command.flow, last)),
     c.StartConsumer: Shape(wire.ConsumerAttached, lambda _, attached, __: wire.ConsumerAttached(*attached)),
     c.RemoveConsumer: Shape(wire.FlowState, lambda _, flow, machine: flow_state(machine, flow)),
@@ -253,7 +244,7 @@ def _operation(
             return _recorded(sequence, record, replayed=False)
         case Replayed(sequence, record):
             return _recorded(sequence, record, replayed=True)
-        case Rejected(sequence, Refusal.FENCED) if isinstance(command, c.OperateAny) and machine is not None:
+        case Rejected(sequence, Refusal.FENCED) if isinstance(command, c.Operate) and machine is not None:
             return rejected(sequence, Refusal.FENCED, machine.fenced_by(command.client_id, command.epoch))
         case Rejected(sequence, refusal):
             return rejected(sequence, refusal)

@@ -110,7 +110,7 @@ class Operation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 class OperationsRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Body of ``POST /v1/operations``.
 
-    ``in_order``: nothing new is executed behind an operation that is refused for now (feature level 5).
+    ``in_order``: nothing new is executed behind an operation that is refused for now.
     """
 
     client_id: str

@@ -43,11 +43,10 @@ class Bucket(msgspec.Struct, array_like=True):
     """Keys ``first`` up to, not including, ``stop``; all of them are remembered.
 
     Attributes:
-        until_ms: cluster time of first use from which on a key opens the next bucket; 0 where keys go singly.
+        until_ms: cluster time of first use from which on a key opens the next bucket.
         last_ms: first use of its newest key.
         ends_ms: until when its newest key is remembered, and so all of them.
         held: what each kind of each tenant takes (:func:`owner_of`).
-        singly: its keys were used below the level at which buckets came: forgotten one by one, each at its own end.
         slept_ms: by how much its keys end later than their records say.
     """
 
@@ -57,12 +56,11 @@ class Bucket(msgspec.Struct, array_like=True):
     last_ms: int
     ends_ms: int
     held: dict[str, Held]
-    singly: bool
     slept_ms: int = 0
 
-    def takes(self, number: int, used_ms: int, *, singly: bool) -> bool:
+    def takes(self, number: int, used_ms: int) -> bool:
         """Tell whether a new key belongs in it."""
-        return number == self.stop and singly == self.singly and (singly or used_ms < self.until_ms)
+        return number == self.stop and used_ms < self.until_ms
 
     def add(self, owner: str, size: int, used_ms: int, ends_ms: int) -> None:
         """Count the key ``stop``."""
@@ -75,20 +73,11 @@ class Bucket(msgspec.Struct, array_like=True):
             held.keys += 1
             held.bytes += size
 
-    def take_first(self, owner: str, size: int) -> None:
-        """Count its oldest key no more; raises InvariantViolation."""
-        if (held := self.held.get(owner)) is None:
-            raise InvariantViolation(f"no key of {owner!r} is counted where one is remembered")
-        held.take(1, size)
-        if not held.keys:
-            del self.held[owner]
-        self.first += 1
 
-
-def opened(number: int, used_ms: int, ends_ms: int, *, singly: bool) -> Bucket:
+def opened(number: int, used_ms: int, ends_ms: int) -> Bucket:
     """Return an empty bucket for a key and those that follow it."""
-    until_ms = 0 if singly else used_ms + max(1, (ends_ms - used_ms) // PARTS)
-    return Bucket(number, number, until_ms, used_ms, ends_ms, {}, singly)
+    until_ms = used_ms + max(1, (ends_ms - used_ms) // PARTS)
+    return Bucket(number, number, until_ms, used_ms, ends_ms, {})
 
 
 def owner_of(kind: str, tenant: str) -> str:

@@ -78,17 +78,11 @@ class KeyRecords(Protocol):
     def add(self, name: str, record: KeyRecord) -> None:
         """Keep a record."""
 
-    def forget(self, name: str, record: KeyRecord) -> None:
-        """A record is asked for no more."""
-
     def forget_below(self, first: int) -> None:
         """Nothing below a number is asked for any more."""
 
     def run(self, first: int, stop: int) -> Iterator[KeyRecord]:
         """Yield the records from ``first`` on, below ``stop``; not to be mixed with changes."""
-
-    def clear(self) -> None:
-        """Forget all."""
 
 
 class MemoryKeys:
@@ -116,22 +110,14 @@ class MemoryKeys:
         """Keep a record."""
         self._by_name[name] = self._by_number[record.number] = record
 
-    def forget(self, name: str, record: KeyRecord) -> None:
-        """Drop a record."""
-        del self._by_number[record.number]
-        if self._by_name.get(name) is record:
-            del self._by_name[name]
-
     def forget_below(self, first: int) -> None:
         """Drop all records below a number."""
         for record in list(takewhile(lambda one: one.number < first, self._by_number.values())):
-            self.forget(name_of(record.tenant, record.key), record)
+            del self._by_number[record.number]
+            name = name_of(record.tenant, record.key)
+            if self._by_name.get(name) is record:
+                del self._by_name[name]
 
     def run(self, first: int, stop: int) -> Iterator[KeyRecord]:
         """Yield the records from ``first`` on, below ``stop``."""
         return (record for number, record in self._by_number.items() if first <= number < stop)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._by_name.clear()
-        self._by_number.clear()

@@ -9,16 +9,15 @@ entries alone; ``now`` is cluster time. First row that holds decides:
 | 2 | the key is remembered for this tenant, fingerprint differs | PAYLOAD_MISMATCH |
 | 3 | the key names a cluster time after ``now`` | BAD_REQUEST |
 | 4 | the key names a cluster time at or before the first use of a forgotten key | SESSION_EXPIRED |
-| 5 | the bound on keys, or on their bytes, is reached | QUOTA |
+| 5 | the bound on the bytes of all keys is reached | QUOTA |
 | 6 | otherwise | EXECUTE |
 
 The first use of a key gives it the next *number*: (``KEYS_CLIENT``, number) is its request id. Keys are forgotten in
 the order of their first use, so one time tells which are gone: a key that names a later time was never used.
 
 Where the records lie is :class:`oncegate.rifl.key_records.KeyRecords`' business, which may keep forgotten ones for a
-while: here, what is below ``first`` is not there. From a feature level on (:meth:`KeyTable.begin_buckets`) keys are
-forgotten by the bucket (:mod:`oncegate.rifl.key_buckets`), and the bound of row 5 is out of reach: the leader refuses
-before. Below it they are forgotten one by one, as builds do that know no buckets.
+while: here, what is below ``first`` is not there. Keys are forgotten by the bucket (:mod:`oncegate.rifl.key_buckets`).
+The bound of row 5 is out of reach: the leader refuses before.
 
 Invariants; a call that would break one raises InvariantViolation and changes nothing:
 
@@ -43,20 +42,17 @@ from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import ID_MAX, ClientId, ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_buckets import Bucket, Held, opened, owner_of
-from oncegate.rifl.key_records import KeyKind, KeyRecord, KeyRecords, MemoryKeys, kind_of, name_of
+from oncegate.rifl.key_records import KeyKind, KeyRecord, KeyRecords, MemoryKeys, name_of
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import Sized
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
 
 KEYS_CLIENT: Final = ClientId(ID_MAX)
 """Client id of the request ids that keys are mapped to; no session ever gets it."""
-KEYS_MAX: Final = 1_000_000
-KEYS_BYTES_MAX: Final = 512 * 2**20
-"""Bounds below the level of buckets."""
 KEYS_BYTES_DEFAULT: Final = 8 * 2**30
-"""What a leader takes from it on, unless its setting says another number."""
-BUCKETS_BYTES_MAX: Final = 2**44
-"""Bound from it on, whatever the leader's setting says."""
+"""What a leader takes, unless its setting says another number."""
+KEYS_BYTES_MAX: Final = 2**44
+"""What the rule takes, whatever the leader's setting says."""
 NO_TIME: Final = ClusterTimeMs(-1)
 """Stands for the time of a key that names none."""
 
@@ -78,7 +74,6 @@ class KeyTable:
         "_newest",
         "_owners",
         "buckets",
-        "by_bucket",
         "bytes",
         "count",
         "first",
@@ -92,8 +87,6 @@ class KeyTable:
         self.records: KeyRecords = MemoryKeys() if records is None else records
         self.buckets: list[Bucket] = []
         """What is remembered, oldest first; none is empty."""
-        self.by_bucket = False
-        """Whether new keys are forgotten by the bucket."""
         self.first = SequenceNumber(1)
         """Number of the oldest remembered key."""
         self.next = SequenceNumber(1)
@@ -141,9 +134,7 @@ class KeyTable:
     @property
     def is_full(self) -> bool:
         """Whether the rule takes no new key, of whichever tenant."""
-        if self.by_bucket:
-            return self.bytes >= BUCKETS_BYTES_MAX
-        return self.count >= KEYS_MAX or self.bytes >= KEYS_BYTES_MAX
+        return self.bytes >= KEYS_BYTES_MAX
 
     def room_in_ms(self, now_ms: int) -> int:
         """Return when the next key is forgotten, from cluster time ``now_ms`` on."""
@@ -155,17 +146,14 @@ class KeyTable:
         return Taken(self.bytes, self.kinds[kind].bytes, 0 if own is None else own.bytes)
 
     def room_to_come(self, kind: KeyKind, tenant: str) -> Iterator[tuple[int, Taken]]:
-        """Yield the cluster time after which a bucket is forgotten, and what the keys behind it take, to the last one.
-
-        One whose keys are forgotten one by one counts as gone with the first of them: it may make room from then on.
-        """
+        """Yield the cluster time after which each bucket is forgotten, and what the keys behind it take."""
         everything, of_kind, own = self.taken(kind, tenant)
         owner = owner_of(kind, tenant)
         for bucket in self.buckets:
             everything -= sum(held.bytes for held in bucket.held.values())
             of_kind -= sum(held.bytes for name, held in bucket.held.items() if name[:1] == kind)
             own -= bucket.held[owner].bytes if owner in bucket.held else 0
-            yield int(self._due_ms) if bucket.singly else bucket.ends_ms, Taken(everything, of_kind, own)
+            yield bucket.ends_ms, Taken(everything, of_kind, own)
 
     def decide(
         self, tenant: str, key: str, fingerprint: Fingerprint, named_ms: ClusterTimeMs, now_ms: ClusterTimeMs
@@ -221,11 +209,11 @@ class KeyTable:
         if is_older:
             raise InvariantViolation(f"idempotency key {number} is older than the one before it")
         self._absent, self._newest = None, record
-        singly, buckets = not self.by_bucket, self.buckets
-        if not buckets or not buckets[-1].takes(number, used_ms, singly=singly):
+        buckets = self.buckets
+        if not buckets or not buckets[-1].takes(number, used_ms):
             if not buckets:
                 self.first = number
-            buckets.append(opened(number, used_ms, ends_ms, singly=singly))
+            buckets.append(opened(number, used_ms, ends_ms))
         self.records.add(name, record)
         self.next = number + 1  # type: ignore[assignment]  # the hot path spares a call
         size, kind = record.size, "e" if record.key[:1] == "e" else "k"
@@ -236,78 +224,51 @@ class KeyTable:
         for held in (self.kinds[kind], self._owners.setdefault(owner, Held())):
             held.keys += 1
             held.bytes += size
-        if len(buckets) == 1 and (not singly or self._due_ms == inf):
+        if len(buckets) == 1:
             self._due_ms = ends_ms
 
     def last_end_ms(self) -> ClusterTimeMs:
         """Return until when the newest key is remembered; 0 without one."""
         return self.buckets[-1].ends_ms if self.buckets else 0  # type: ignore[return-value]  # spares a call
 
-    def begin_buckets(self) -> None:
-        """Forget new keys by the bucket from here on; those that are there, one by one."""
-        self.by_bucket = True
-
     def fence(self, now_ms: ClusterTimeMs, slept_ms: int, skipped: int) -> None:
         """Refuse every key that names a time up to ``now_ms`` and is not remembered: it may have been used elsewhere.
 
         Those that are remembered stay for as long as they would have, ``slept_ms`` of cluster time left out. Numbers go
-        on ``skipped`` higher: one that was given elsewhere is nobody's here. Below the level of buckets, where a gap
-        cannot be, those of the keys that stay do too, which count as first used at ``now_ms``.
+        on ``skipped`` higher: one that was given elsewhere is nobody's here.
         """
-        if self.by_bucket:
-            for bucket in self.buckets:
-                bucket.ends_ms += slept_ms
-                bucket.slept_ms += slept_ms
-            self.next = SequenceNumber(self.next + skipped)
-            if not self.buckets:
-                self.first = self.next
-            self.forgotten_ms = now_ms
-            self._note_due()
-            return
-        kept = list(self)
-        self.records.clear()
-        self._forget_counts()
+        for bucket in self.buckets:
+            bucket.ends_ms += slept_ms
+            bucket.slept_ms += slept_ms
+        self.next = SequenceNumber(self.next + skipped)
+        if not self.buckets:
+            self.first = self.next
         self.forgotten_ms = now_ms
-        self.first = self.next = SequenceNumber(self.next + skipped)
-        for one in kept:
-            ends_ms = ClusterTimeMs(one.ends_ms + slept_ms)
-            self.add(KeyRecord(self.next, one.tenant, one.key, now_ms, ends_ms, one.record))
+        self._note_due()
 
     def due(self, now_ms: int) -> bool:
         """Tell whether a key is to be forgotten."""
         return now_ms > self._due_ms
 
-    def forget(self, now_ms: int, limit: int) -> int:
-        """Forget keys whose time is over, oldest first: all that are in buckets, of others up to ``limit``.
-
-        Returns:
-            How many.
-        """
+    def forget(self, now_ms: int) -> int:
+        """Forget the buckets whose time is over, oldest first, and return how many keys were in them."""
         before = self.count
         while self.buckets and now_ms > self._due_ms:
             bucket = self.buckets[0]
-            if not bucket.singly:
-                for owner, held in bucket.held.items():
-                    self._take(owner, held.keys, held.bytes)
-                self._forgotten(bucket.last_ms, bucket.stop)
-                self.records.forget_below(self.first)
-            elif before - self.count < limit:
-                self._forget_one(bucket)
-            else:
-                break
+            for owner, held in bucket.held.items():
+                self._take(owner, held.keys, held.bytes)
+            del self.buckets[0]
+            self.forgotten_ms = max(self.forgotten_ms, ClusterTimeMs(bucket.last_ms))
+            self.first = SequenceNumber(self.buckets[0].first) if self.buckets else self.next
+            if not self.buckets:
+                self._newest = None
+            self._note_due()
+            self.records.forget_below(self.first)
         return before - self.count
 
-    def _forget_one(self, bucket: Bucket) -> None:
-        gone = self._at(bucket.first)
-        owner, size = owner_of(kind_of(gone.key), gone.tenant), gone.size
+    def _take(self, owner: str, keys: int, size: int) -> None:
         if size > self.bytes:
             raise InvariantViolation(f"{self.bytes} bytes of idempotency keys hold one of {size}")
-        bucket.take_first(owner, size)
-        self._take(owner, 1, size)
-        self.records.forget(name_of(gone.tenant, gone.key), gone)
-        self._forgotten(gone.used_ms, bucket.first)
-
-    def _take(self, owner: str, keys: int, size: int) -> None:
         for name, counts in ((owner[:1], self.kinds), (owner, self._owners)):
             counts[name].take(keys, size)
         if not self._owners[owner].keys:
@@ -315,23 +276,8 @@ class KeyTable:
         self.count -= keys
         self.bytes -= size
 
-    def _forgotten(self, used_ms: int, stop: int) -> None:
-        """Go on with the keys from ``stop`` on: the one before it was first used at ``used_ms``."""
-        self.forgotten_ms = max(self.forgotten_ms, ClusterTimeMs(used_ms))
-        if stop == self.buckets[0].stop:
-            del self.buckets[0]
-        self.first = SequenceNumber(self.buckets[0].first) if self.buckets else self.next
-        if not self.buckets:
-            self._newest = None
-        self._note_due()
-
     def _note_due(self) -> None:
-        if not self.buckets:
-            self._due_ms = inf
-        elif (bucket := self.buckets[0]).singly:
-            self._due_ms = self._at(bucket.first).ends_ms + bucket.slept_ms
-        else:
-            self._due_ms = bucket.ends_ms
+        self._due_ms = self.buckets[0].ends_ms if self.buckets else inf
 
     def _at(self, number: int) -> KeyRecord:
         if (found := self.records.at(number)) is None:
@@ -353,28 +299,13 @@ class KeyTable:
             ResolveVerdict(Fate.EXECUTED, known.record) if known.tenant == tenant else ResolveVerdict(Fate.NEVER_SEEN)
         )
 
-    def restore(
-        self, first: SequenceNumber, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, records: list[KeyRecord]
-    ) -> None:
-        """Become the table below the level of buckets that was saved so.
-
-        Raises:
-            InvariantViolation: no table can have held these records under these numbers.
-        """
-        self.first = self.next = first
-        self.forgotten_ms = forgotten_ms
-        for record in records:
-            self.add(record)
-        if self.next != next_number:
-            raise InvariantViolation(f"idempotency keys {self.next} to {next_number - 1} are missing")
-
-    def restore_buckets(self, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, buckets: list[Bucket]) -> None:
+    def restore(self, next_number: SequenceNumber, forgotten_ms: ClusterTimeMs, buckets: list[Bucket]) -> None:
         """Become the table that was saved so: its records are where they are looked for, and not read.
 
         Raises:
             InvariantViolation: no table can have had these buckets, or a first or last record of one is missing.
         """
-        self.by_bucket, self.forgotten_ms = True, forgotten_ms
+        self.forgotten_ms = forgotten_ms
         number, ends_ms, last_ms = 1, 0, NO_TIME
         for bucket in buckets:
             keys = sum(held.keys for held in bucket.held.values())
@@ -396,14 +327,9 @@ class KeyTable:
         self.first = SequenceNumber(buckets[0].first) if buckets else next_number
         self._note_due()
 
-    def _forget_counts(self) -> None:
-        self.buckets, self._owners, self.count, self.bytes = [], {}, 0, 0
-        self.kinds = {kind.value: Held() for kind in KeyKind}
-        self._newest, self._due_ms, self._absent = None, inf, None
-
     def dump(self) -> list[Any]:
         """Return the state as plain data, equal on equal replicas."""
-        return [self.first, self.next, self.forgotten_ms, self.bytes, self.by_bucket, self.buckets, list(self)]
+        return [self.first, self.next, self.forgotten_ms, self.bytes, self.buckets, list(self)]
 
 
 class KeySlot(msgspec.Struct, frozen=True, gc=False):

@@ -1,6 +1,6 @@
 """Who holds a store: its claim, how one is made, and what refuses whom.
 
-Owns: the meta row, version 1, in the table `oncegate_store`: JSON under the name `claim`. Who wants to change it
+Owns: the meta row, version 2, in the table `oncegate_store`: JSON under the name `claim`. Who wants to change it
 compares and sets, so of two at once one wins. Beside it stands, under `delivery/flow/consumer`, the epoch in which a
 consumer began to deliver here: a cursor alone does not say into which store. Must not know how rows are written. Read
 next: :mod:`oncegate.stores.claimed`, which every writer and reader goes through.
@@ -24,9 +24,7 @@ from oncegate.stores.store import Store
 from oncegate.stores.tables import WRITE_TS, Column, ColumnType, StoreTable
 from oncegate.stores.write_times import EPOCH_MAX
 
-VERSION: Final = 1
-VERSION_OF_INHERITED: Final = 2
-"""Of a claim that inherits: a build that does not know this would call rows absent that are there."""
+VERSION: Final = 2
 STORE_META: Final = StoreTable(
     name="oncegate_store",
     columns=(Column("name", ColumnType.TEXT), Column("value", ColumnType.TEXT)),
@@ -128,7 +126,7 @@ def adopt(
     claim = Claim(cluster, max(before.epoch + 1, epoch), before.floor, cluster_name)
     if before.cluster == origin[0]:
         inherited = (*before.inherited, (before.epoch, origin[1]))
-        claim = msgspec.structs.replace(claim, version=VERSION_OF_INHERITED, inherited=inherited)
+        claim = msgspec.structs.replace(claim, inherited=inherited)
     return _take(store, place, before, claim)
 
 
@@ -204,12 +202,10 @@ def found_claim(store: Store) -> Claim | None:
         claim = msgspec.json.decode(str(row["value"]), type=Claim)
     except msgspec.DecodeError as error:
         raise StoreError(StoreCode.STORE_MISMATCH, f"the claim in {STORE_META.name} cannot be read: {error}") from None
-    if claim.version not in (VERSION, VERSION_OF_INHERITED):
-        raise StoreError(
-            StoreCode.STORE_MISMATCH,
-            f"the claim in {STORE_META.name} has version {claim.version}, this build reads {VERSION_OF_INHERITED}: "
-            "take a newer",
-        )
+    if claim.version != VERSION:
+        way = "take a newer one" if claim.version > VERSION else "make the store anew, and replay into it"
+        detail = f"the claim in {STORE_META.name} has version {claim.version}, this build reads {VERSION}: {way}"
+        raise StoreError(StoreCode.STORE_MISMATCH, detail)
     return claim
 
 

@@ -8,10 +8,8 @@ A peer that has proved itself and is not wanted is told so: Refused, in place of
 Of several secrets the acceptor proves its first, and the connection goes on with that one. So a secret is replaced
 while nodes run: all accept the new one, then all send it, then nobody accepts the old one.
 
-Versions: the connection speaks the highest that both do. From version 2 on the proofs cover what both said of their
-versions, and there are keys for the frames. A node that knows version 1 only says nothing of versions that a proof
-covers; so that nobody on the way makes a newer node look like one, a newer one ends its nonce, which all proofs cover,
-in ``_MARK``. Read next: :mod:`oncegate.consensus.net.known_peers`, :mod:`oncegate.consensus.net.transport`.
+Versions: the connection speaks the highest that both do; the proofs cover what both said of them. Read next:
+:mod:`oncegate.consensus.net.known_peers`, :mod:`oncegate.consensus.net.transport`.
 """
 
 from __future__ import annotations
@@ -40,9 +38,6 @@ from oncegate.consensus.messages import (
 
 HANDSHAKE_FRAME_BYTES_MAX = 2048
 _NONCE_BYTES = 16
-_MARK: Final = b"\0og2"
-"""How the nonce ends of a node that knows more than version 1; the other twelve bytes are random."""
-_MARKED_FROM: Final = 2
 
 REFUSALS: Final[dict[Refusal, str]] = {
     "unknown": "it is no member of the configuration: it was removed, or is still to be added",
@@ -101,11 +96,7 @@ class Established:
     secret: bytes | None = field(repr=False)
     """The one that was proved."""
     keys: FrameKeys | None = field(repr=False)
-    """None without a secret, or with a peer of version 1."""
-
-
-def _nonce() -> bytes:
-    return secrets.token_bytes(_NONCE_BYTES - len(_MARK)) + _MARK
+    """None without a secret."""
 
 
 def _version(hello: Hello, challenge: Challenge) -> int:
@@ -114,9 +105,8 @@ def _version(hello: Hello, challenge: Challenge) -> int:
 
 def _mac(secret: bytes, side: str, hello: Hello, challenge: Challenge) -> bytes:
     stamps = (_stamp(hello), _stamp(challenge))
-    said: list[object] = [side, hello.cluster_id, hello.node_id, hello.target_id, hello.nonce, challenge.nonce, stamps]
-    if _version(hello, challenge) >= _MARKED_FROM:
-        said += [hello.version, hello.version_max, challenge.version, challenge.version_max]
+    versions = hello.version, hello.version_max, challenge.version, challenge.version_max
+    said = side, hello.cluster_id, hello.node_id, hello.target_id, hello.nonce, challenge.nonce, stamps, *versions
     return hmac.digest(secret, msgspec.msgpack.encode(said), "sha256")
 
 
@@ -126,7 +116,7 @@ def _proof(secret: bytes | None, side: str, hello: Hello, challenge: Challenge) 
 
 def _keys(secret: bytes | None, hello: Hello, challenge: Challenge) -> tuple[bytes, bytes] | None:
     """Return the keys of the dialler's frames and of the acceptor's."""
-    if secret is None or _version(hello, challenge) < _MARKED_FROM:
+    if secret is None:
         return None
     return _mac(secret, "frames dial", hello, challenge), _mac(secret, "frames accept", hello, challenge)
 
@@ -150,8 +140,6 @@ def _check(credentials: Credentials, said: Hello | Challenge) -> None:
         raise ProtocolError("the peer belongs to another cluster")
     if len(said.nonce) != _NONCE_BYTES:
         raise ProtocolError("a nonce has 16 bytes")
-    if version < _MARKED_FROM and said.nonce.endswith(_MARK):
-        raise ProtocolError("what the peer said of its versions was changed on the way")
 
 
 def _refusal(credentials: Credentials, peer_id: str, stamp: Stamp) -> Refusal | None:
@@ -173,7 +161,7 @@ class Dialler:
             credentials.node_id,
             credentials.stamp.node_uuid,
             target_id,
-            _nonce(),
+            secrets.token_bytes(_NONCE_BYTES),
             credentials.stamp.incarnation,
             list(credentials.stamp.boots),
             PROTOCOL_VERSION_MAX,
@@ -250,7 +238,7 @@ class Acceptor:
                     mine.cluster_id,
                     mine.node_id,
                     stamp.node_uuid,
-                    _nonce(),
+                    secrets.token_bytes(_NONCE_BYTES),
                     b"",
                     stamp.incarnation,
                     list(stamp.boots),

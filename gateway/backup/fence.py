@@ -36,7 +36,7 @@ BLOCKS_DRAWN: Final = 2**14
 COMMITS_SKIPPED: Final = 2**36
 """Eight days of a hundred thousand writes a second."""
 NUMBERS_SKIPPED: Final = 2**32
-"""Of fences and of idempotency keys. Below feature level 5 the keys that are kept get other numbers too."""
+"""Of fences and of idempotency keys."""
 
 
 class Fenced(NamedTuple):
@@ -80,6 +80,6 @@ def fence(machine: Machine, *, identity: str, age_ms: int, block: int) -> Fenced
     for flow in machine.flows.all():
         flow.consumers.fence_off(NUMBERS_SKIPPED, slept_ms)
         flow.batches.sleep(slept_ms)
-        flow.altered_ms += slept_ms if flow.altered_ms else 0
+        flow.altered_ms += slept_ms
         flow.moves += 1
     return Fenced(len(gone), len(machine.keys))

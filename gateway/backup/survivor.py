@@ -195,7 +195,7 @@ def _operations(entry: bytes) -> int:
         if isinstance(command, Range):
             count += len(command.fingerprints) // FINGERPRINT_BYTES
         elif isinstance(command, AnyOperate):
-            count += sum(1 for _ in writes_of(operations_of(command)))
+            count += len(writes_of(operations_of(command)))
         elif isinstance(command, Cascade):
             count += len(command.ops)
     return count

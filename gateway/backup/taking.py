@@ -160,7 +160,7 @@ class Copies:
             with closing(RocksStore(directory, new_cache(_CACHE_BYTES), create=False, read_only=True)) as store:
                 verify(store, Pacer().rest)
                 meta, retained = contents(store)
-                keys = remembered_keys(store, meta)
+                keys = remembered_keys(store)
         except (ConsensusError, OSError) as fault:
             if isinstance(fault, StateCorrupt):
                 node.state.found_in_copy(fault, directory, store_path)

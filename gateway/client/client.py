@@ -233,7 +233,7 @@ class Client:
             in_order: all effects of the session's calls come in the order of the calls, whatever their rows, through
                 retries, refusals for now, failover and renewals: SEMANTICS, *Order*. One request is under way at a
                 time, and a write in doubt holds up those behind it until its fate is known. Without ``outbox``, and
-                without ``idempotency_key`` in its calls. Needs feature level 5.
+                without ``idempotency_key`` in its calls.
 
         Raises:
             OperationFailed: BAD_REQUEST for an argument out of its bounds.
@@ -661,7 +661,7 @@ class Client:
 
         Raises:
             OperationFailed: CONFLICT for another incarnation, for flows on the table or to it, and, without ``force``,
-                if it has rows or consumers; also on a cluster below feature level 3.
+                if it has rows or consumers.
         """
         seen = (await self.table(name, timeout_s=timeout_s)).incarnation if incarnation is None else incarnation
         path = f"{table_path(name)}?incarnation={whole(seen, 'incarnation')}{'&force=true' if force else ''}"

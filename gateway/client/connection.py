@@ -127,11 +127,6 @@ def _conflict(detail: str) -> OperationFailed:
 _State: TypeAlias = Literal["applied", "refused", "never_seen", "acknowledged", "sealed", "expired"]
 
 
-def _state(told: _State, result: WriteResult | None) -> _State:
-    """Return what a node told; one of an earlier build says "applied" of what ran and was refused."""
-    return "refused" if told == "applied" and result is not None and not result.applied else told
-
-
 class _Told(msgspec.Struct):
     state: _State
     result: OperationResult | None = None
@@ -375,7 +370,7 @@ class Connection:
         path = request_path(format_client_id(whole(client_id, "client_id")), whole(sequence, "sequence"))
         told = await self.ask(path, _Told, timeout_s=timeout_s)
         result = told.result_of(ClientId(client_id))
-        return RequestState(_state(told.state, result), result)
+        return RequestState(told.state, result)
 
     async def settle(self, request_id: RequestId, owner: Mapping[str, int], timeout_s: float | None) -> Resolution:
         """Resolve a request id; ``owner``: epoch and first incomplete, where it is the session itself that asks.
@@ -399,7 +394,7 @@ class Connection:
                 outcome=Outcome.UNKNOWN,
             ) from failure
         result = told.result_of(request_id.client_id)
-        match _state(told.state, result):
+        match told.state:
             case "applied" | "refused" | "sealed" as state:
                 return Resolution(state, result)
             case "acknowledged":

@@ -3,15 +3,14 @@
 Owns: the file's layout, its lock, and what counts as damage. Must not know asyncio or HTTP. Used from one thread at a
 time, by :mod:`oncegate.gateway.client.durable_outbox` and by ``oncegate outbox ls``.
 
-Layout, version 2: a SQLite database with a rollback journal (a commit cut off by a crash is undone as a whole).
+Layout, version 3: a SQLite database with a rollback journal (a commit cut off by a crash is undone as a whole).
 
 | table | columns |
 |---|---|
 | ``entry`` | ``client_id``, ``sequence``, ``doubted``, ``taken_ms``, ``body`` (msgpack), ``crc`` |
 | ``head`` | one row: ``body`` (msgpack of :class:`Head`), ``entries``, ``seal``, ``crc`` |
 
-``doubted`` is 0 or 1, and ``body`` the operation; or 2, and ``body`` is :class:`Learned`. While there is no such entry,
-the head says version 1, and a release that knows no other reads the file.
+``doubted`` is 0 or 1, and ``body`` the operation; or 2, and ``body`` is :class:`Learned`.
 
 ``crc`` is CRC-32 over the row's other columns. ``entries`` and ``seal`` are the number of entries and the exclusive or
 of their checksums, written in the same transaction: an entry that is changed, missing or too many is noticed.
@@ -39,7 +38,7 @@ from oncegate.gateway.wire import Operation
 from oncegate.rifl.errors import Code, Outcome
 from oncegate.rifl.ids import ClientId, RequestId, SequenceNumber
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _LEARNED: Final = 2
 ENTRIES_MAX: Final = 65_536
 BYTES_MAX: Final = 256 * 2**20
@@ -75,14 +74,14 @@ class Head(msgspec.Struct, frozen=True):
     """The session of these writes.
 
     Attributes:
-        format: version of the layout: 1 without an entry whose fate is known.
+        format: version of the layout.
         nonce: of the open under way; with no client id yet, the open is repeated with it.
         client_id, lease_ms, window: the session's, or 0.
         position: the application's newest position in its input, stored in the transaction of its write.
         cluster: identity of the cluster that they are for, empty while it is not known.
     """
 
-    format: int = 1
+    format: int = FORMAT
     nonce: str = ""
     client_id: int = 0
     lease_ms: int = 0
@@ -215,7 +214,7 @@ class OutboxFile:
             entries = [self._read(*row) for row in rows]
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as fault:
             raise OutboxDamaged(self.path, str(fault)) from fault
-        if self.head.format not in (1, FORMAT):
+        if self.head.format != FORMAT:
             raise OutboxDamaged(self.path, f"its format is {self.head.format}, this is {FORMAT}")
         if (count, seal) != (len(entries), self._seal):
             raise OutboxDamaged(self.path, f"{len(entries)} entries are there and {count} were written")
@@ -333,7 +332,6 @@ class OutboxFile:
         )
 
     def _write_head(self, head: Head) -> None:
-        head = msgspec.structs.replace(head, format=FORMAT if self._settled else 1)
         body = msgspec.msgpack.encode(head)
         row = (body, len(self._held), self._seal, _head_crc(body, len(self._held), self._seal))
         self._database.execute("REPLACE INTO head VALUES (1, ?, ?, ?, ?)", row)

@@ -16,13 +16,7 @@ from oncegate.gateway.client.courier import ReadCall
 from oncegate.gateway.client.failures import OperationFailed
 from oncegate.gateway.client.paths import ROWS, table_path
 from oncegate.gateway.client.results import Page, Row
-from oncegate.rifl.errors import Code, Outcome
-
-
-class _Page(Page, frozen=True):
-    """A page as it travels: a node of a build that knows no pages at one commit number does not say ``page``."""
-
-    page: str | msgspec.UnsetType | None = msgspec.UNSET  # type: ignore[assignment]
+from oncegate.rifl.errors import Code
 
 
 class Scan:
@@ -67,20 +61,16 @@ class Scan:
             query = {"page": page.page}
 
     async def _page(self, query: Mapping[str, str | int]) -> Page:
-        """Get a page; RETENTION_EXCEEDED only if no node keeps so much history, CONFLICT only if none has pages."""
-        connection = self._connection
-        for left in range(len(connection.router.endpoints), -1, -1):
+        """Get a page; RETENTION_EXCEEDED only if no node keeps so much history."""
+        connection, left = self._connection, len(self._connection.router.endpoints)
+        while True:
             anywhere = left < len(connection.router.endpoints)
             try:
-                page = await connection.ask(self._path, _Page, query, anywhere=anywhere, timeout_s=self._timeout_s)
+                return await connection.ask(self._path, Page, query, anywhere=anywhere, timeout_s=self._timeout_s)
             except OperationFailed as failure:
                 if failure.code is not Code.RETENTION_EXCEEDED or not left:
                     raise
-            else:
-                if page.page is not msgspec.UNSET:
-                    return page
-        detail = "the nodes run an earlier build, which reads no range at one commit number: upgrade them first"
-        raise OperationFailed(Code.CONFLICT, detail, outcome=Outcome.NOT_APPLIED)
+                left -= 1
 
 
 class _RowsRead(msgspec.Struct):

@@ -250,7 +250,7 @@ class Session:
             value: what JSON can say exactly, and else BAD_REQUEST: None, True, False, texts, whole numbers in
                 -2^63..2^64-1, finite floats, lists, dicts whose keys are texts, 64 deep at most and 256 KiB of
                 canonical JSON. A tuple is taken and comes back as a list. Encoded now, so later changes do not matter.
-                Or ``bytes``, at most 196,605 of them, as the whole value (feature level 3).
+                Or ``bytes``, at most 196,605 of them, as the whole value.
             if_absent: only if there is no such row (resident tables, as the next two).
             if_version: only if the row has this version.
             if_value: only if the row has this value.

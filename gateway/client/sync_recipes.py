@@ -234,7 +234,6 @@ class Queue(_Recipe[asynchronous.Queue]):
 
     put = without_await(asynchronous.Queue.put)
     redrive = without_await(asynchronous.Queue.redrive)
-    adopt = without_await(asynchronous.Queue.adopt)
 
 
 class Barrier(_Recipe[asynchronous.Barrier]):

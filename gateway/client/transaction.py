@@ -81,7 +81,7 @@ class Transaction:
         With ``numbered`` the row's key is ``key`` and 19 digits more, those of the write's commit number, which is the
         version in its result: keys that only rise, and that nobody has to ask for. With ``then``, a key that is not
         longer, a row that ends is moved there, as one that stays; with ``numbered`` the number stands behind it too.
-        Neither goes with a condition. Both need feature level 5.
+        Neither goes with a condition.
         """
         conditions = self._tests(absent=if_absent, version=if_version, value=if_value)
         more: dict[str, Any] = {"numbered": True} if flag(numbered, "numbered") else {}
@@ -93,7 +93,7 @@ class Transaction:
     def take(
         self, table: str, prefix: str, to: str, count: int = 1, *, ttl_ms: int | None = None, bound: bool = False
     ) -> Self:
-        """Take the first rows of a prefix; the last write of its transaction. Needs feature level 5.
+        """Take the first rows of a prefix; the last write of its transaction.
 
         Up to ``count`` rows, those with the smallest keys, are moved: to keys that begin with ``to`` in the place of
         ``prefix``. Nobody else gets them, whoever takes at the same time. Those that end, by ``ttl_ms`` or ``bound``,

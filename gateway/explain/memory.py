@@ -76,7 +76,7 @@ class AttemptLog:
         Keys that were not accepted have no number, and are not remembered.
         """
         client_id: int = KEYS_CLIENT
-        if isinstance(command, c.UNDER_KEYS):
+        if isinstance(command, c.Keyed):
             sequences = [] if answer is None else [one.sequence for one in answer.body.results if one.sequence]
         elif isinstance(command, c.Range):
             client_id, count = command.client_id, len(command.fingerprints) // FINGERPRINT_BYTES

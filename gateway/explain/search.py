@@ -122,8 +122,8 @@ class Search:
             count = 0
             if isinstance(command, c.AnyOperate):
                 count = len(command.ops)
-                keyed = isinstance(command, c.Keyed | c.KeyedMixed)
-                client_id = command.client_id if isinstance(command, c.OperateAny) else KEYS_CLIENT
+                keyed = isinstance(command, c.Keyed)
+                client_id = command.client_id if isinstance(command, c.Operate) else KEYS_CLIENT
                 for position, op in enumerate(c.operations_of(command)):
                     did = verdicts.of_operation(index, number, position, before)
                     sequence = did.number if keyed else op.sequence
@@ -197,17 +197,16 @@ def _writes(op: c.Op | c.Transaction, did: Did) -> Iterator[tuple[c.Op, Did]]:
         return
     for at, write in enumerate(op.writes):
         each = msgspec.structs.replace(did, commit=did.commit + at if did.writes > 1 else did.commit)
-        if type(write) is not c.Write5:
-            yield write, each
-        elif write.kind == c.OpKind.TAKE:
+        said = write.options or c.NO_OPTIONS
+        if write.kind == c.OpKind.TAKE:
             for place, key in enumerate(did.taken):
                 gone, there = (each.commit + 1 + 2 * place, each.commit + 2 + 2 * place) if each.commit else (0, 0)
-                before = write.key + key[len(write.to) :]
+                before = write.key + key[len(said.to) :]
                 yield msgspec.structs.replace(write, key=before), msgspec.structs.replace(each, commit=gone)
                 yield msgspec.structs.replace(write, key=key), msgspec.structs.replace(each, commit=there)
             if not did.taken:
                 yield write, each
-        elif write.numbered and each.commit:
+        elif said.numbered and each.commit:
             yield msgspec.structs.replace(write, key=f"{write.key}{each.commit:0{c.NUMBER_DIGITS}d}"), each
         else:
             yield write, each

@@ -26,7 +26,6 @@ from oncegate.gateway.observability.process import DiskFigures, ProcessFigures, 
 from oncegate.gateway.observability.request_times import RequestTimes
 from oncegate.gateway.wire import FlowState, Trend
 from oncegate.rifl.key_records import KeyKind
-from oncegate.rifl.key_table import KEYS_BYTES_MAX
 from oncegate.version import __version__
 
 if TYPE_CHECKING:
@@ -76,10 +75,7 @@ def _live(read: Callable[[LiveChecker], Value]) -> Callable[[Sources], Value]:
 
 
 def _key_bytes_max(node: Node, kind: KeyKind) -> int:
-    keys = node.machine.keys
-    if not keys.by_bucket:
-        return KEYS_BYTES_MAX
-    return kind_bytes_max(keys.taken(kind, NOBODY), node.settings.idempotency_keys_bytes_max)
+    return kind_bytes_max(node.machine.keys.taken(kind, NOBODY), node.settings.idempotency_keys_bytes_max)
 
 
 def _verdicts(live: LiveChecker) -> Value:

@@ -288,9 +288,7 @@ def check_nonce(nonce: str) -> str:
     return nonce
 
 
-def operate(
-    body: bytes, content_type: str, tenant: str, traceparent: str
-) -> c.Operate | c.OperateMixed | c.OperateMixed5:
+def operate(body: bytes, content_type: str, tenant: str, traceparent: str) -> c.Operate:
     """Translate the body of ``POST /v1/operations``; raises as :func:`operations`."""
     if len(body) <= INLINE_BYTES_MAX:
         return operations(decode(body, content_type, wire.OperationsRequest), tenant, traceparent)
@@ -300,7 +298,7 @@ def operate(
 
 def operations(
     request: wire.OperationsRequest, tenant: str = "", traceparent: str = "", content_type: str = ""
-) -> c.Operate | c.OperateMixed | c.OperateMixed5:
+) -> c.Operate:
     """Translate a decoded ``POST /v1/operations``; ``tenant`` is the token's, here and below.
 
     ``content_type``: that of the values, which are not built yet; empty: they are.
@@ -316,19 +314,15 @@ def operations(
     ops = _translated(many, content_type, OPERATIONS_BYTES_MAX)
     client_id, epoch = check_client_id(request.client_id), check_number(request.epoch, "epoch")
     first_incomplete = check_first_incomplete(request.first_incomplete)
-    if len(ops) <= c.APPENDS_MAX and not request.in_order and c.all_early(ops):  # as what follows says it
-        return c.Operate(client_id, epoch, first_incomplete, ops, tenant, traceparent)
     _check_count(ops)
-    return c.operate(client_id, epoch, first_incomplete, ops, tenant, traceparent, in_order=request.in_order)
+    return c.Operate(client_id, epoch, first_incomplete, [*ops], tenant, traceparent, request.in_order)
 
 
 def _check_count(ops: list[c.Op | c.Transaction]) -> None:
-    writes = len(ops)
-    if any(type(op) is c.Transaction for op in ops):
-        writes = sum(1 for _ in c.writes_of(ops))
-        if writes > c.OPERATIONS_MAX:
-            raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"transactions with more than {c.OPERATIONS_MAX} writes")
-    if writes > c.APPENDS_MAX and sum([op.kind == _APPEND for op in c.writes_of(ops)]) > c.APPENDS_MAX:
+    writes = c.writes_of(ops)
+    if len(writes) > c.OPERATIONS_MAX:
+        raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"transactions with more than {c.OPERATIONS_MAX} writes")
+    if len(writes) > c.APPENDS_MAX and sum([op.kind == _APPEND for op in writes]) > c.APPENDS_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {c.APPENDS_MAX} appends")
 
 
@@ -425,7 +419,7 @@ def transaction_of(
             raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"{where}{what}: more than {c.TRANSACTION_MAX}")
     among = f"{where}writes"
     checked: list[c.Condition] = []
-    made: list[c.Write | c.Write5] = []
+    made: list[c.Op] = []
     size = 0
     for at, condition in enumerate(conditions):
         checked.append(_checked(condition, f"{where}conditions[{at}]", content_type))
@@ -448,7 +442,7 @@ def transaction_of(
     return c.Transaction(sequence, c.fingerprint_transaction(checked, made), checked, made)
 
 
-def _take(write: wire.Write, where: str) -> c.Write5:
+def _take(write: wire.Write, where: str) -> c.Op:
     """Translate a take."""
     if not isinstance(write.to, str) or not isinstance(write.count, int):
         raise bad(f"{where}: take needs to and count")
@@ -464,11 +458,11 @@ def _take(write: wire.Write, where: str) -> c.Write5:
     if write.ttl_ms is not _UNSET and not 1 <= ttl_ms <= c.TTL_MS_MAX:
         raise bad(f"{where}.ttl_ms must be in 1..{c.TTL_MS_MAX}")
     none, unprinted = SequenceNumber(0), Fingerprint(0)
-    made = c.Write5(none, c.OpKind.TAKE.value, table, prefix, unprinted, to=to, count=write.count)
-    return msgspec.structs.replace(made, ttl_ms=ttl_ms, bound=write.bound is True)
+    options = c.Options(ttl_ms, write.bound is True, to=to, count=write.count)
+    return c.Op(none, c.OpKind.TAKE.value, table, prefix, unprinted, options=options)
 
 
-def _placed(op: c.Write, write: wire.Write, where: str) -> c.Write | c.Write5:
+def _placed(op: c.Op, write: wire.Write, where: str) -> c.Op:
     """Return a write that says more of its row's key, or where the row is moved at its end."""
     if _UNSET is write.numbered is write.then is write.to is write.count:
         return op
@@ -480,12 +474,12 @@ def _placed(op: c.Write, write: wire.Write, where: str) -> c.Write | c.Write5:
     if numbered and len(op.key.encode()) + c.NUMBER_DIGITS > c.KEY_BYTES_MAX:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"{where}.key is over {c.KEY_BYTES_MAX} bytes with its number")
     if write.then is not _UNSET:
-        if not op.ttl_ms and not op.bound:
+        if op.options is None:
             raise bad(f"{where}: then is for a row that ends, by ttl_ms or bound")
         if check_key(then, "then") == op.key:
             raise bad(f"{where}.then is the row's own key")
         _check_no_longer(then, op.key, f"{where}.then")
-    return msgspec.structs.replace(c.Write5(*msgspec.structs.astuple(op)), numbered=numbered, then=then)
+    return c.with_options(op, numbered=numbered, then=then)
 
 
 def _check_no_longer(moved: str, key: str, where: str) -> None:
@@ -590,13 +584,10 @@ def any_operation(op: wire.Operation, at: int, among: str = "operations") -> c.O
     test, operand = _UNCONDITIONAL if op.if_ is msgspec.UNSET else _condition(op.if_, f"{among}[{at}]")
     value: bytes | None = None
     by = 0
-    early = op.floor is _UNSET is op.ceiling and op.ttl_ms is _UNSET is op.bound
     if kind == _PUT:
         if op.value is msgspec.UNSET or op.by is not msgspec.UNSET or op.item is not msgspec.UNSET:
             raise bad(f"{among}[{at}]: put needs value and takes neither by nor item")
         value = canonical_json(op.value, "value", bytes_too=True)
-        if early and not test and type(op.value) is not bytes:
-            return c.Op(sequence, _PUT, table, key, c.fingerprint_put(table, key, value), value)
     elif op.value is not msgspec.UNSET:
         raise bad(f"{among}[{at}]: {op.op} takes no value")
     if kind == _APPEND:
@@ -613,17 +604,12 @@ def any_operation(op: wire.Operation, at: int, among: str = "operations") -> c.O
             raise bad(f"{among}[{at}].by must fit 64 bits, signed")
     elif op.by is not msgspec.UNSET:
         raise bad(f"{among}[{at}]: {op.op} takes no by")
-    as_bytes = type(op.value) is bytes or (test == _VALUE and bytes_text.is_bytes(cast(bytes, operand)))
-    if early and not as_bytes and test < _AT_LEAST:
-        print_ = c.fingerprint_fields(kind, table, key, value, by, test, operand)
-        return c.Op(sequence, kind, table, key, print_, value, by, test, operand)
     draft = c.Op(sequence, kind, table, key, Fingerprint(0), value, by, test, operand)
-    if as_bytes:
-        draft = c.as_write(draft)  # nodes below feature level 3 would show text
-    if test >= _AT_LEAST or op.floor is not msgspec.UNSET or op.ceiling is not msgspec.UNSET:
-        draft = msgspec.structs.replace(c.as_write(draft), floor=_edge(op.floor), ceiling=_edge(op.ceiling))
-        if c.is_late(draft) and kind != _INCREMENT:
+    floor, ceiling = _edge(op.floor), _edge(op.ceiling)
+    if floor is not None or ceiling is not None:
+        if kind != _INCREMENT:
             raise bad(f"{among}[{at}]: {op.op} takes neither floor nor ceiling")
+        draft = c.with_options(draft, floor=floor, ceiling=ceiling)
     if op.ttl_ms is not _UNSET or op.bound is not _UNSET:
         ttl_ms = op.ttl_ms if isinstance(op.ttl_ms, int) else None
         return lasting(draft, ttl_ms, f"{among}[{at}].", bound=op.bound is True)
@@ -640,7 +626,7 @@ def lasting(op: c.Op, ttl_ms: int | None, where: str = "", *, bound: bool = Fals
         raise bad(f"{where}ttl_ms and bound are for what writes a row")
     if ttl_ms is not None and not 1 <= ttl_ms <= c.TTL_MS_MAX:
         raise bad(f"{where}ttl_ms must be in 1..{c.TTL_MS_MAX}")
-    draft = msgspec.structs.replace(c.as_write(op), ttl_ms=ttl_ms or 0, bound=bound)
+    draft = c.with_options(op, ttl_ms=ttl_ms or 0, bound=bound)
     return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
 
 

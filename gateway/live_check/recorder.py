@@ -151,12 +151,15 @@ def _written(ops: Sequence[c.Op], body: wire.CascadeWritten) -> list[Told]:
     ]
 
 
-def _as_they_are(body: wire.OperationsResponse) -> list[Told]:
-    return [("", one) for one in body.results]
+def _moves(said: c.Options) -> bool:
+    """Tell whether a write writes rows that it does not name, now or at its end."""
+    return bool(said.numbered or said.then or said.to)
 
 
-def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
+def _each_write(operations: Sequence[c.Op | c.Transaction]) -> Sequence[c.Op]:
     """Return operations one by one. Of a transaction's writes only the effect is checked: conditions see no order."""
+    if c.Transaction not in map(type, operations):
+        return c.writes_of(operations)
     return [
         write if isinstance(op, c.Op) else msgspec.structs.replace(write, test=0, operand=None)
         for op in operations
@@ -166,6 +169,8 @@ def _each_write(operations: Sequence[c.Op | c.Transaction]) -> list[c.Op]:
 
 def _of_writes(operations: Sequence[c.Op | c.Transaction], body: wire.OperationsResponse) -> list[Told]:
     """Return a verdict for each write; of a refused transaction's, which have no place in the order, none is kept."""
+    if c.Transaction not in map(type, operations):
+        return [("", one) for one in body.results]
     told: list[Told] = []
     for op, one in zip(operations, body.results, strict=True):
         if isinstance(op, c.Op):
@@ -224,24 +229,17 @@ class WindowRecorder:
 
     def samples(self, command: c.AnyOperate | c.Range) -> bool:
         """Tell whether :meth:`watch` would note operations of a command."""
-        if type(command) is c.Operate:
-            return bool(self._choice.of(command.ops))
-        if type(command) is c.Keyed:
-            return bool(self._choice.of([one.op for one in command.ops]))
-        return isinstance(command, c.AnyOperate)  # look as it is watched: these are rare
+        if not isinstance(command, c.AnyOperate):
+            return False
+        return bool(self._choice.of(c.writes_of(c.operations_of(command))))
 
     def watch(self, command: c.Command, future: asyncio.Future[Answer]) -> None:
         """Note a command that was just submitted, if it has operations on sampled rows."""
-        spread: Spread = _as_they_are
-        if type(command) is c.Operate:
-            ops, client_id = command.ops, command.client_id
-        elif type(command) is c.Keyed:
-            ops, client_id = [one.op for one in command.ops], int(KEYS_CLIENT)
-        elif isinstance(command, c.AnyOperate):
-            client_id = command.client_id if isinstance(command, c.OperateMixed) else int(KEYS_CLIENT)
+        if isinstance(command, c.AnyOperate):
+            client_id = command.client_id if isinstance(command, c.Operate) else int(KEYS_CLIENT)
             operations = c.operations_of(command)
-            self.moves = self.moves or any(map(c.is_of_level_5, operations))
             ops, spread = _each_write(operations), partial(_of_writes, operations)
+            self.moves = self.moves or True in [op.options is not None and _moves(op.options) for op in ops]
         elif type(command) is c.Cascade:
             ops, client_id = command.ops, NO_SESSION
             spread = partial(_written, ops)
@@ -252,7 +250,7 @@ class WindowRecorder:
             self._watch(ops, chosen, client_id, spread, future)
 
     def _watch(
-        self, ops: list[c.Op], chosen: list[int], client_id: int, spread: Spread, future: asyncio.Future[Answer]
+        self, ops: Sequence[c.Op], chosen: list[int], client_id: int, spread: Spread, future: asyncio.Future[Answer]
     ) -> None:
         if self._pending_operations + len(self.seen) + len(chosen) > self._operations_max:
             self.dropped += len(chosen)
@@ -264,7 +262,7 @@ class WindowRecorder:
 
     def _answered(
         self,
-        ops: list[c.Op],
+        ops: Sequence[c.Op],
         chosen: list[int],
         client_id: int,
         spread: Spread,

@@ -9,21 +9,17 @@ A new command is a class here, named in :data:`Control`, a row of :data:`oncegat
 nothing then. Those of flows are in :mod:`oncegate.gateway.machine.flow_commands`. The three writes have none:
 :mod:`oncegate.gateway.machine.machine` is about them.
 
-Layout, version 1 (msgpack; a command is an array whose first element is its tag)::
+Layout, version 2 (msgpack; a command is an array whose first element is its tag, and so is a part of operate)::
 
-    entry     [version, time_ms, [command, ...]]
-    operate   ["o", client_id, epoch, first_incomplete, [[sequence, kind, table, key, fingerprint, value, by,
-               test, operand], ...], tenant, traceparent]
-    range     ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant,
-               traceparent]
-    mixed     ["o3", as operate, with [write | transaction, ...] for the operations]; feature level 3
-    runs      ["o4", client_id, epoch, first_incomplete, [puts | singles, ...], tenant, traceparent]; feature level 4
-    puts      ["p", first sequence, table, fingerprints (8 bytes each, big-endian), [key, ...], [value, ...]]
-    singles   ["s", [operation of operate, ...]]
-    write     ["w", as an operation of operate, ttl_ms, bound, floor, ceiling]
-    transaction  ["t", sequence, fingerprint, [[table, key, test, operand], ...], [write | write5, ...]]
-    mixed5    ["o5", as mixed], with transactions that have a write5; feature level 5
-    write5    ["w5", as a write, numbered, then, to, count]
+    entry        [version, time_ms, [command, ...]]
+    operate      ["o", client_id, epoch, first_incomplete, [op | transaction | puts, ...], tenant, traceparent,
+                  in_order]
+    op           ["o", sequence, kind, table, key, fingerprint, value, by, test, operand, options or nil]
+    options      [ttl_ms, bound, floor, ceiling, numbered, then, to, count]
+    transaction  ["t", sequence, fingerprint, [[table, key, test, operand], ...], [op, ...]]
+    puts         ["p", first sequence, table, fingerprints (8 bytes each, big-endian), [key, ...], [value, ...]]
+    range        ["r", client_id, epoch, first_incomplete, table, first, fingerprints, body, tenant, traceparent]
+    keyed        ["k", lifetime_ms, [[key, named_ms, op | transaction], ...], tenant, traceparent]
 
 ``value`` and ``operand`` are JSON text in canonical form (sorted keys, no blanks), ``body`` an Arrow IPC stream with
 the columns ``key`` and ``value`` that only the edge and the segment writer ever decode.
@@ -35,12 +31,13 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import xxhash
 
 from oncegate.gateway.machine import flow_commands as f
+from oncegate.gateway.machine.levels import too_old
 from oncegate.gateway.machine.results import Cascaded, Dropped, Endings, Resolved, SessionAnswer
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
@@ -51,7 +48,7 @@ if TYPE_CHECKING:
     from oncegate.gateway.machine.machine import Machine
     from oncegate.gateway.machine.tables import Table
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 KEY_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 256 * 1024
@@ -68,11 +65,7 @@ PART_BYTES_MAX: Final = 1024 * 1024
 RESULT_BYTES_MAX: Final = 64 * 1024
 """JSON text of a row that ``get`` as an operation may remember."""
 REAP_MAX: Final = 1_000
-FORGET_MAX: Final = 1_000
 END_MAX: Final = 1_000
-CLOSES_ENDED: Final = 5
-"""The feature level from which on closing drops a session whose lease has ended, and does not leave it to a reaping,
-and from which on the nonce of a closed session is remembered."""
 TTL_MS_MAX: Final = 366 * 24 * 3_600_000
 TAKE_MAX: Final = 64
 """Rows that one take moves."""
@@ -109,8 +102,37 @@ class Test(IntEnum):
     SESSION_LIVE = 7
 
 
-class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One operation in canonical form; ``value`` is the item of an append."""
+class Options(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What few writes say.
+
+    Attributes:
+        ttl_ms: the row ends so much cluster time after it is written; 0 for never.
+        bound: it ends with the session that writes it.
+        floor, ceiling: an increment whose sum is below or above it is refused.
+        numbered: in a transaction, a put whose key goes on with its commit number.
+        then: in a transaction, where the row is moved at its end, in place of being deleted; empty for a row that is.
+        to, count: a take moves up to ``count`` rows whose keys begin with ``key`` to keys that begin with ``to``
+            instead, from which they come back at their ends.
+    """
+
+    ttl_ms: int = 0
+    bound: bool = False
+    floor: int | None = None
+    ceiling: int | None = None
+    numbered: bool = False
+    then: str = ""
+    to: str = ""
+    count: int = 0
+
+
+NO_OPTIONS: Final = Options()
+
+
+class Op(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
+    """One operation in canonical form; inside a transaction its own number and fingerprint are 0.
+
+    ``value`` is the item of an append; ``options`` is None where all have their defaults.
+    """
 
     sequence: SequenceNumber
     kind: int
@@ -121,33 +143,7 @@ class Op(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by: int = 0
     test: int = 0
     operand: int | bytes | None = None
-
-
-class Write(Op, frozen=True, array_like=True, gc=False, tag="w"):
-    """An operation with what came at feature level 3; inside a transaction its own number and fingerprint are 0.
-
-    ``ttl_ms``: the row ends so much cluster time after it is written, 0 for never; ``bound``: it ends with the session
-    that writes it. ``floor``, ``ceiling``: an increment whose sum is below or above it is refused.
-    """
-
-    ttl_ms: int = 0
-    bound: bool = False
-    floor: int | None = None
-    ceiling: int | None = None
-
-
-class Write5(Write, frozen=True, array_like=True, gc=False, tag="w5"):
-    """A write of a transaction with what came at feature level 5.
-
-    ``numbered``: a put whose key goes on with its commit number. ``then``: where the row is moved at its end, in place
-    of being deleted; empty for a row that is. ``to``, ``count``: a take moves up to ``count`` rows whose keys begin
-    with ``key`` to keys that begin with ``to`` instead, from which they come back at their ends.
-    """
-
-    numbered: bool = False
-    then: str = ""
-    to: str = ""
-    count: int = 0
+    options: Options | None = None
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -168,42 +164,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="t
     sequence: SequenceNumber
     fingerprint: Fingerprint
     conditions: list[Condition]
-    writes: list[Write | Write5]
-
-
-class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
-    """Operations of one session, in the order of the request.
-
-    ``tenant``, here and below: whom the token of the request names; checked against the session's. ``traceparent`` is
-    that of the request, valid or empty.
-    """
-
-    client_id: int
-    epoch: int
-    first_incomplete: SequenceNumber
-    ops: list[Op]
-    tenant: str = ""
-    traceparent: str = ""
-
-
-class OperateMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o3"):
-    """As :class:`Operate`, with operations that feature level 3 brought."""
-
-    client_id: int
-    epoch: int
-    first_incomplete: SequenceNumber
-    ops: list[Write | Transaction]
-    tenant: str = ""
-    traceparent: str = ""
-
-
-class OperateMixed5(OperateMixed, frozen=True, array_like=True, gc=False, tag="o5"):
-    """As :class:`OperateMixed`, with transactions that feature level 5 brought.
-
-    ``in_order``: nothing new is executed behind an operation that is refused for now.
-    """
-
-    in_order: bool = False
+    writes: list[Op]
 
 
 class Puts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
@@ -228,26 +189,34 @@ class Puts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p"):
         ]
 
 
-class Singles(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s"):
-    """Operations between runs."""
+class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
+    """Operations of one session, in the order of the request; runs of plain puts among them may be columns.
 
-    ops: list[Op]
-
-
-class OperateRuns(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o4"):
-    """As :class:`Operate`, with its runs of plain puts in columns."""
+    ``tenant``, here and below: whom the token of the request names; checked against the session's. ``traceparent`` is
+    that of the request, valid or empty. ``in_order``: nothing new is executed behind an operation that is refused for
+    now.
+    """
 
     client_id: int
     epoch: int
     first_incomplete: SequenceNumber
-    parts: list[Puts | Singles]
+    parts: Sequence[Op | Transaction | Puts]
     tenant: str = ""
     traceparent: str = ""
+    in_order: bool = False
 
     @property
-    def ops(self) -> list[Op]:
+    def ops(self) -> Sequence[Op | Transaction]:
         """All operations, one by one, in the order of the request."""
-        return [op for part in self.parts for op in part.ops]
+        if Puts not in map(type, self.parts):
+            return cast("Sequence[Op | Transaction]", self.parts)
+        ops: list[Op | Transaction] = []
+        for part in self.parts:
+            if type(part) is Puts:
+                ops += part.ops
+            else:
+                ops.append(cast("Op | Transaction", part))
+        return ops
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="r"):
@@ -272,7 +241,7 @@ class KeyedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     key: str
     named_ms: ClusterTimeMs
-    op: Op
+    op: Op | Transaction
 
 
 class Keyed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
@@ -284,33 +253,12 @@ class Keyed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
     traceparent: str = ""
 
 
-class KeyedMixedOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """As :class:`KeyedOp`, with an operation that feature level 3 brought."""
-
-    key: str
-    named_ms: ClusterTimeMs
-    op: Write | Transaction
-
-
-class KeyedMixed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k3"):
-    """As :class:`Keyed`, with operations that feature level 3 brought."""
-
-    lifetime_ms: int
-    ops: list[KeyedMixedOp]
-    tenant: str = ""
-    traceparent: str = ""
-
-
-class KeyedMixed5(KeyedMixed, frozen=True, array_like=True, gc=False, tag="k5"):
-    """As :class:`KeyedMixed`, with transactions that feature level 5 brought."""
-
-
 class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
-    """Forget idempotency keys whose time is over when this is applied, ``FORGET_MAX`` at most."""
+    """Forget idempotency keys whose time is over when this is applied."""
 
     def apply(self, machine: Machine) -> int:
         """Return how many were forgotten."""
-        return machine.keys.forget(machine.time_ms, FORGET_MAX)
+        return machine.keys.forget(machine.time_ms)
 
 
 class EndRows(msgspec.Struct, frozen=True, array_like=True, tag="re"):
@@ -455,14 +403,11 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
         if machine.sessions.get(self.client_id) is None and 1 <= self.client_id < machine.sessions.next_id:
             return Endings([])
         machine.touch_first(self.client_id)
-        # Before level 5 a session whose lease has ended waits for its reaping.
-        now_ms = 0 if machine.level >= CLOSES_ENDED else machine.time_ms
-        machine.sessions.live(self.client_id, self.epoch, now_ms)
+        machine.sessions.live(self.client_id, self.epoch, 0)  # one whose lease has ended need not wait for a reaping
         if not machine.may_end(self.client_id):
             detail = "too many rows end with the sessions that are closed at this moment"
             raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=50)
-        if machine.level >= CLOSES_ENDED:
-            machine.sessions.remember_closed(self.client_id, machine.time_ms)
+        machine.sessions.remember_closed(self.client_id, machine.time_ms)
         machine.sessions.close(self.client_id)
         return Endings(machine.sessions_gone([self.client_id]), 1)
 
@@ -504,10 +449,6 @@ class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
         return machine.declare_table(self)
 
 
-class DeclareTable5(DeclareTable, frozen=True, array_like=True, tag="td5"):
-    """Declare a table whose own flow is not plain; another command for the reason of :class:`DeclareFlow5`."""
-
-
 class DropTable(msgspec.Struct, frozen=True, array_like=True, tag="tx"):
     """Drop a table of this incarnation; ``force``: with its rows. Sent again it changes nothing."""
 
@@ -529,11 +470,9 @@ class SweepTables(msgspec.Struct, frozen=True, array_like=True, tag="ts"):
 
 
 AlterFlow = f.AlterFlow
-AlterFlow5 = f.AlterFlow5
 Attach = f.Attach
 ClockBatches = f.ClockBatches
 DeclareFlow = f.DeclareFlow
-DeclareFlow5 = f.DeclareFlow5
 DeleteFlow = f.DeleteFlow
 ExpireConsumers = f.ExpireConsumers
 MoveCursor = f.MoveCursor
@@ -562,22 +501,15 @@ Control = (
     | Identify
     | Cascade
     | ClockBatches
-    | DeclareTable5
-    | DeclareFlow5
-    | AlterFlow5
     | RaiseLevel
     | DropTable
     | SweepTables
     | EndRows
 )
 """Commands that do what their own ``apply`` says."""
-OperateAny = Operate | OperateMixed | OperateRuns
-"""Commands of a session's operations."""
-AnyOperate = OperateAny | Keyed | KeyedMixed
+AnyOperate = Operate | Keyed
 """Commands of operations, each with a verdict of its own."""
-UNDER_KEYS: Final = (Keyed, KeyedMixed)
-"""Those under keys; to make the union anew costs more than to look into it."""
-Command = Operate | Range | Keyed | OperateMixed | KeyedMixed | OperateRuns | OperateMixed5 | KeyedMixed5 | Control
+Command = Operate | Range | Keyed | Control
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -607,6 +539,9 @@ def decode_entry(data: bytes) -> Entry:
     try:
         entry = _entry_decoder.decode(data)
     except msgspec.ValidationError as fault:
+        # An array of three begins with one byte, and its first element, the version, is the next.
+        if data[1:2] == b"\x01":
+            raise msgspec.ValidationError(f"entry version 1: {too_old('the log')}") from None
         raise msgspec.ValidationError(f"{fault}: a newer build ordered this; start the node with that build") from None
     if entry.version != VERSION:
         raise msgspec.ValidationError(f"entry version {entry.version} is not {VERSION}")
@@ -644,13 +579,12 @@ def fingerprint_part(ops: list[Op], *, last: bool) -> int:
 def fingerprint(op: Op) -> Fingerprint:
     """Return the 64-bit hash of an operation's payload, its sequence number left out.
 
-    Keys cannot hold NUL (the edge refuses it), so the parts cannot be shifted against each other. A write that uses
-    nothing new has the fingerprint of the operation that it is.
+    Keys cannot hold NUL (the edge refuses it), so the parts cannot be shifted against each other.
     """
-    late = (op.ttl_ms, op.bound, op.floor, op.ceiling) if is_late(op) else ()
-    if op.kind == OpKind.PUT and op.test == Test.NONE and op.value is not None and not late:
+    if op.kind == OpKind.PUT and op.test == Test.NONE and op.value is not None and op.options is None:
         return fingerprint_put(op.table, op.key, op.value)
-    return fingerprint_fields(op.kind, op.table, op.key, op.value, op.by, op.test, op.operand, *late)
+    fields = op.kind, op.table, op.key, op.value, op.by, op.test, op.operand
+    return fingerprint_fields(*fields) if op.options is None else fingerprint_fields(*fields, op.options)
 
 
 def fingerprint_fields(*fields: object) -> Fingerprint:
@@ -658,41 +592,33 @@ def fingerprint_fields(*fields: object) -> Fingerprint:
     return xxhash.xxh3_64_intdigest(_encoder.encode(fields))  # type: ignore[return-value]  # the hot path spares a call
 
 
-def fingerprint_transaction(conditions: list[Condition], writes: Sequence[Write]) -> Fingerprint:
+def fingerprint_transaction(conditions: list[Condition], writes: Sequence[Op]) -> Fingerprint:
     """Return the 64-bit hash of a transaction's payload: of its conditions and writes (:func:`in_transaction`)."""
     payload = _encoder.encode(("t", conditions, writes))
     return Fingerprint(xxhash.xxh3_64_intdigest(payload))
 
 
-def is_late(op: Op | Transaction) -> TypeGuard[Write]:
-    """Tell whether an operation, not a transaction, uses what feature level 3 brought."""
-    return isinstance(op, Write) and bool(op.ttl_ms or op.bound or op.floor is not None or op.ceiling is not None)
-
-
-def in_transaction(op: Op) -> Write:
+def in_transaction(op: Op) -> Op:
     """Return an operation as a write of a transaction, whose number and fingerprint count: its own are 0."""
-    edges = (op.ttl_ms, op.bound, op.floor, op.ceiling) if isinstance(op, Write) else ()
-    none, unprinted = SequenceNumber(0), Fingerprint(0)
-    return Write(none, op.kind, op.table, op.key, unprinted, op.value, op.by, op.test, op.operand, *edges)
+    return msgspec.structs.replace(op, sequence=SequenceNumber(0), fingerprint=Fingerprint(0))
 
 
-def as_write(op: Op) -> Write:
-    """Return an operation as the same one of feature level 3."""
-    return op if isinstance(op, Write) else Write(*msgspec.structs.astuple(op))
+def with_options(op: Op, **changes: Any) -> Op:
+    """Return an operation with these of its options changed; its fingerprint is left as it is."""
+    options = msgspec.structs.replace(op.options or NO_OPTIONS, **changes)
+    return msgspec.structs.replace(op, options=None if options == NO_OPTIONS else options)
 
 
 def operations_of(command: AnyOperate) -> Sequence[Op | Transaction]:
     """Return the operations of a command, without keys."""
-    return [one.op for one in command.ops] if isinstance(command, UNDER_KEYS) else command.ops
+    return [one.op for one in command.ops] if isinstance(command, Keyed) else command.ops
 
 
-def writes_of(ops: Iterable[Op | Transaction]) -> Iterator[Op]:
-    """Yield the writes of operations, those of a transaction one by one."""
-    for op in ops:
-        if isinstance(op, Transaction):
-            yield from op.writes
-        else:
-            yield op
+def writes_of(ops: Sequence[Op | Transaction]) -> Sequence[Op]:
+    """Return the writes of operations, those of a transaction one by one."""
+    if Transaction not in map(type, ops):
+        return cast("Sequence[Op]", ops)
+    return [write for op in ops for write in (op.writes if isinstance(op, Transaction) else (op,))]
 
 
 def tables_of(ops: Iterable[Op | Transaction]) -> list[str]:
@@ -705,46 +631,3 @@ def tables_of(ops: Iterable[Op | Transaction]) -> list[str]:
         else:
             names.append(op.table)
     return names
-
-
-def is_of_level_5(op: Op | Transaction) -> bool:
-    """Tell whether an operation is a transaction that uses what came with feature level 5."""
-    return type(op) is Transaction and Write5 in map(type, op.writes)
-
-
-def all_early(ops: Sequence[Op | Transaction]) -> TypeGuard[list[Op]]:
-    """Tell whether operations use nothing that came with feature level 3."""
-    return set(map(type, ops)) <= _EARLY
-
-
-_EARLY: Final = {Op}
-
-
-def operate(
-    client_id: int,
-    epoch: int,
-    first_incomplete: SequenceNumber,
-    ops: Sequence[Op | Transaction],
-    tenant: str = "",
-    traceparent: str = "",
-    *,
-    in_order: bool = False,
-) -> Operate | OperateMixed | OperateMixed5:
-    """Return the command of a session's operations: the earlier one if they use nothing that came later."""
-    if all_early(ops) and not in_order:
-        return Operate(client_id, epoch, first_incomplete, [*ops], tenant, traceparent)
-    mixed = [op if isinstance(op, Transaction) else as_write(op) for op in ops]
-    if in_order or any(map(is_of_level_5, ops)):
-        return OperateMixed5(client_id, epoch, first_incomplete, mixed, tenant, traceparent, in_order)
-    return OperateMixed(client_id, epoch, first_incomplete, mixed, tenant, traceparent)
-
-
-def keyed(
-    lifetime_ms: int, key: str, named_ms: ClusterTimeMs, op: Op | Transaction, tenant: str = "", traceparent: str = ""
-) -> Keyed | KeyedMixed | KeyedMixed5:
-    """Return the command of one operation under a key: the earlier one if it uses nothing that came later."""
-    if type(op) is Op:
-        return Keyed(lifetime_ms, [KeyedOp(key, named_ms, op)], tenant, traceparent)
-    mixed = op if isinstance(op, Transaction) else as_write(op)
-    command = KeyedMixed5 if is_of_level_5(op) else KeyedMixed
-    return command(lifetime_ms, [KeyedMixedOp(key, named_ms, mixed)], tenant, traceparent)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncegate.flows.open_segment import GroupItem
 from oncegate.gateway.machine.cascades import NO_SESSION
-from oncegate.gateway.machine.commands import Write, Write5
+from oncegate.gateway.machine.commands import Op
 from oncegate.gateway.machine.results import Ended
 from oncegate.gateway.machine.row_ends import NO_OWNER, Life, Place
 from oncegate.gateway.machine.tables import StoredRow, Table
@@ -36,12 +36,12 @@ SESSION_END: Final = "session end"
 """Why a row was deleted, where it was no operation that did it."""
 
 
-def life_of(op: Write, client_id: int, now_ms: int) -> Life | None:
+def life_of(op: Op, client_id: int, now_ms: int) -> Life | None:
     """Return what a write of a session at cluster time ``now_ms`` says of its row's end; None: nothing."""
-    if not op.ttl_ms and not op.bound:
+    said = op.options
+    if said is None or (not said.ttl_ms and not said.bound):
         return None
-    then = op.then if type(op) is Write5 else ""
-    return Life(now_ms + op.ttl_ms if op.ttl_ms else 0, client_id if op.bound else NO_OWNER, then)
+    return Life(now_ms + said.ttl_ms if said.ttl_ms else 0, client_id if said.bound else NO_OWNER, said.then)
 
 
 def end_due(machine: Machine, rows: dict[str, list[str]]) -> list[Ended]:

@@ -33,13 +33,6 @@ class DeclareFlow(msgspec.Struct, frozen=True, array_like=True, tag="fd"):
         return machine.flows.declare(declaration_of(self.declaration), machine.tables, machine.time_ms)
 
 
-class DeclareFlow5(DeclareFlow, frozen=True, array_like=True, tag="fd5"):
-    """Declare a flow that is not :attr:`~oncegate.flows.flow.FlowDeclaration.plain`.
-
-    An earlier build ends at this, rather than to leave out what it does not know and make other batches.
-    """
-
-
 class Seal(msgspec.Struct, frozen=True, array_like=True, tag="fs"):
     """Close the open segment of a flow as batch ``number``, if that is still the next one."""
 
@@ -102,10 +95,6 @@ class AlterFlow(msgspec.Struct, frozen=True, array_like=True, tag="fa"):
     def apply(self, machine: Machine) -> str:
         """Return the flow's name."""
         return flow_changes.alter(machine, self.flow, self.version, self.changes)
-
-
-class AlterFlow5(AlterFlow, frozen=True, array_like=True, tag="fa5"):
-    """Change what a plain flow does not have; another command for the reason of :class:`DeclareFlow5`."""
 
 
 class DeleteFlow(msgspec.Struct, frozen=True, array_like=True, tag="fx"):

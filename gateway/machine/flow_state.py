@@ -38,7 +38,7 @@ class Flow:
         """Rises with every change of the declaration, and when a consumer is removed or expires; a deleted flow's are
         not given out again."""
         self.altered_ms = now_ms
-        """Cluster time at which the declaration got its present form; 0 if an earlier version of oncegate made it."""
+        """Cluster time at which the declaration got its present form."""
         self.segment = segment_of(declaration)
         self.batches = BatchLog(used.batches + 1)
         self.consumers = Consumers(declaration.consumers, cursor=used.batches, fences=used.fences, now_ms=now_ms)
@@ -134,19 +134,6 @@ class FlowTable:
         self.retired.retire(name, Used(flow.batches.last, fences, flow.version + 1))
         # A batch that was sealed just now is about to be written, and then to be removed.
         self._dropped.append((name, flow.batches.last))
-
-    @property
-    def changed(self) -> bool:
-        """Whether any flow was ever altered or deleted, or lost a consumer: once it is so, it stays so."""
-        return bool(self.retired.names()) or any(flow.version > 1 for flow in self._flows.values())
-
-    @property
-    def plain(self) -> bool:
-        """Whether a build that knows neither cascades nor retention by size nor clocks would read all of it rightly."""
-        return not any(
-            not flow.declaration.plain or flow.shed_items or any(one.parts.batch for one in flow.consumers.all())
-            for flow in self._flows.values()
-        )
 
     def all(self) -> Iterable[Flow]:
         """Return all flows, in order of declaration."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tenant_share import NOBODY, share
+from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
 from oncegate.rifl.key_records import KeyKind, KeyRecord, kind_of, size_of
-from oncegate.rifl.key_table import KEYS_BYTES_MAX, KEYS_CLIENT, KEYS_MAX, KeySlot, KeyTable, Taken
+from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable, Taken
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ KIND_PARTS: Final = 4
 """Keys and events each have one part of so many for themselves."""
 
 
-def check_room(machine: Machine, command: c.Keyed | c.KeyedMixed, bytes_max: int, now_ms: Callable[[], int]) -> None:
+def check_room(machine: Machine, command: c.Keyed, bytes_max: int, now_ms: Callable[[], int]) -> None:
     """Refuse new keys for which there is no room, or which their tenant's share does not hold, before they are ordered.
 
     Only where commands get their place in the log, by the state that is applied there: the log carries no such bound,
@@ -42,7 +42,7 @@ def check_room(machine: Machine, command: c.Keyed | c.KeyedMixed, bytes_max: int
     Args:
         machine: with the keys that are remembered.
         command: what is to be ordered.
-        bytes_max: of the keys of all tenants, from the level of buckets on.
+        bytes_max: of the keys of all tenants.
         now_ms: cluster time now; asked for only by a refusal.
 
     Raises:
@@ -51,10 +51,6 @@ def check_room(machine: Machine, command: c.Keyed | c.KeyedMixed, bytes_max: int
     tenant, keys, ops = command.tenant, machine.keys, command.ops
     if not ops:
         return
-    if not keys.by_bucket:
-        if has_share(keys, tenant, len(ops)) or all(keys.has(tenant, item.key) for item in ops):
-            return
-        raise OncegateError(Code.QUOTA, FULL, retry_after_ms=max(1_000, keys.room_in_ms(now_ms())))
     kind, wanted = kind_of(ops[0].key), 0
     for item in ops:
         wanted += size_of(tenant, item.key)
@@ -82,17 +78,7 @@ def room_in_ms(keys: KeyTable, tenant: str, kind: KeyKind, wanted: int, bytes_ma
     return max(1_000, next(room_ms, keys.last_end_ms()) + 1 - now_ms)
 
 
-def has_share(keys: KeyTable, tenant: str, count: int) -> bool:
-    """Tell whether a tenant may have so many more keys below the level of buckets."""
-    if tenant == NOBODY:
-        return True  # the rule refuses
-    held = keys.of_tenant(tenant)
-    return held.keys + count <= share(tenant, KEYS_MAX, len(keys), held.keys) and held.bytes < share(
-        tenant, KEYS_BYTES_MAX, keys.bytes, held.bytes
-    )
-
-
-def apply_keyed(machine: Machine, command: c.Keyed | c.KeyedMixed) -> tuple[list[OpVerdict], int]:
+def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], int]:
     """Execute what is new, answer what is remembered.
 
     Returns:
@@ -101,7 +87,7 @@ def apply_keyed(machine: Machine, command: c.Keyed | c.KeyedMixed) -> tuple[list
     """
     keys, now, tenant = machine.keys, machine.time_ms, command.tenant
     if keys.due(now):
-        keys.forget(now, len(command.ops) + 1)  # forgets one more than can be added, so expired keys never pile up
+        keys.forget(now)
     verdicts: list[OpVerdict] = []
     ends_ms: ClusterTimeMs | None = None
     for item in command.ops:
@@ -116,10 +102,7 @@ def apply_keyed(machine: Machine, command: c.Keyed | c.KeyedMixed) -> tuple[list
             number = keys.next
             slot = KeySlot(keys, tenant, item.key, now, command.lifetime_ms)
             op = msgspec.structs.replace(item.op, sequence=number)
-            if type(op) is c.Op:
-                done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
-            else:
-                done = machine.execute_any(KEYS_CLIENT, slot, op, command.traceparent)
+            done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
             if keys.next != number + (type(done) is CompletionRecord):
                 raise InvariantViolation(f"idempotency key {number} was executed or remembered, not both")
             if type(done) is CompletionRecord:

@@ -13,39 +13,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncegate.gateway.machine.commands import (
-    DropTable,
-    EndRows,
-    KeyedMixed,
-    KeyedMixed5,
-    OperateMixed,
-    OperateMixed5,
-    OperateRuns,
-    SweepTables,
-)
 from oncegate.rifl.errors import Code, OncegateError
 
 FIRST: Final = 1
 """The level of a cluster that was never raised."""
-NEWEST: Final = 5
-"""The highest level that this build knows: at 2 the state says its level; 3 brought transactions and rows that end; at
-4 the log has runs of puts in columns, and the state their records; at 5 operations may ask to be done in order, rows
-are taken and move at their end, and idempotency keys are forgotten by the bucket, and lie on disk."""
-BUCKETS: Final = 5
-"""The level from which on idempotency keys are forgotten by the bucket (:mod:`oncegate.rifl.key_buckets`)."""
-RUNS: Final = 4
-"""The level from which on a leader orders :class:`oncegate.gateway.machine.commands.OperateRuns`."""
-NEEDS: Final[dict[type, int]] = {
-    OperateMixed: 3,
-    KeyedMixed: 3,
-    EndRows: 3,
-    DropTable: 3,
-    SweepTables: 3,
-    OperateRuns: RUNS,
-    OperateMixed5: 5,
-    KeyedMixed5: 5,
-}
+NEWEST: Final = 1
+"""The highest level that this build knows."""
+NEEDS: Final[dict[type, int]] = {}
 """The level from which on a command may be ordered, by its class; :data:`FIRST` for those that are not here."""
+
+
+LAST_BEFORE: Final = "726b833"
+"""The last commit that reads what was written before formats began anew (docs/decisions/0072-formats-begin-anew.md)."""
+
+
+def too_old(what: str) -> str:
+    """Say what to do about data of before."""
+    return f"{what} was written before 0.1.0, and commit {LAST_BEFORE} is the last that reads it: export it with that"
 
 
 def check_level(command: object, level: int, *, founded: bool = True) -> None:

@@ -6,16 +6,12 @@ out is read when its turn comes, and one too many is read for nothing. Pure, par
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.key_records import name_of
 from oncegate.rifl.key_table import KeyTable
-
-# Looking into a union of classes costs more than into a tuple.
-_SINGLES: Final = (c.Operate, c.OperateMixed)
 
 
 def look_ahead(commands: Iterable[c.Command], tables: Mapping[str, Table], keys: KeyTable) -> None:
@@ -23,23 +19,22 @@ def look_ahead(commands: Iterable[c.Command], tables: Mapping[str, Table], keys:
     rows: dict[str, list[str]] = {}
     under: list[str] = []
     for command in commands:
-        if isinstance(command, _SINGLES):
-            for op in c.writes_of(command.ops):
+        if type(command) is c.Operate:
+            parts: Sequence[c.Op | c.Transaction | c.Puts] = command.parts
+        elif type(command) is c.Keyed:
+            under += [name_of(command.tenant, item.key) for item in command.ops]
+            parts = [item.op for item in command.ops]
+        else:
+            continue
+        for part in parts:
+            if isinstance(part, c.Puts):
+                rows.setdefault(part.table, []).extend(part.keys)
+                continue
+            for op in part.writes if isinstance(part, c.Transaction) else (part,):
                 if op.table in rows:
                     rows[op.table].append(op.key)
                 else:  # most often there is one, which costs no call
                     rows[op.table] = [op.key]
-        elif type(command) is c.OperateRuns:
-            for part in command.parts:
-                if type(part) is c.Puts:
-                    rows.setdefault(part.table, []).extend(part.keys)
-                else:
-                    for op in part.ops:
-                        rows.setdefault(op.table, []).append(op.key)
-        elif isinstance(command, c.UNDER_KEYS):
-            under += [name_of(command.tenant, item.key) for item in command.ops]
-            for op in c.writes_of(c.operations_of(command)):
-                rows.setdefault(op.table, []).append(op.key)
     for name, wanted in rows.items():
         table = tables.get(name)
         if table is not None and table.kind == "resident" and len(wanted) > 1:

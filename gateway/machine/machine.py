@@ -9,9 +9,10 @@ client can send. Every replica runs it on the same entries and ends in the same 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, NamedTuple, assert_never, cast
 
 from oncegate.gateway.machine import cascades, dropping, ending, levels, put_runs, transactions
 from oncegate.gateway.machine import commands as c
@@ -31,7 +32,7 @@ from oncegate.gateway.machine.results import (
     Resolved,
     SessionAnswer,
 )
-from oncegate.gateway.machine.row_ends import Life, RowEnds
+from oncegate.gateway.machine.row_ends import RowEnds
 from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, ChangeRun, RowChange, RowStore, Table
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
@@ -175,14 +176,12 @@ class Machine:
             return self._operate(command)
         if isinstance(command, c.Range):
             return self._range(command)
-        if isinstance(command, c.UNDER_KEYS):
+        if isinstance(command, c.Keyed):
             verdicts, memory_ms = apply_keyed(self, command)
             return Operated(verdicts, memory_ms, keyed=True)
-        if isinstance(command, c.OperateMixed | c.OperateRuns):
-            return self._operate(command)
         return self._control(command)
 
-    def _operate(self, command: c.OperateAny) -> Operated:
+    def _operate(self, command: c.Operate) -> Operated:
         first_incomplete = command.first_incomplete
         session = self.sessions.get(command.client_id)
         if session is None:
@@ -195,78 +194,57 @@ class Machine:
             self.touch_first(command.client_id)
         now = self.time_ms
         tracker = self.trackers[command.client_id]
-        stand = standing(session, command.epoch, now)
-        before = self.commit
-        verdicts: Sequence[OpVerdict | AppliedPart]
-        if isinstance(command, c.OperateMixed):
-            verdicts, accepted = decide_each(
-                tracker,
-                command.ops,
-                first_incomplete,
-                stand,
-                self.execute_any,
-                command.client_id,
-                command.traceparent,
-                in_order=type(command) is c.OperateMixed5 and command.in_order,
-            )
-            self.replayed += sum([type(verdict) is Replayed for verdict in verdicts])
-        else:
-            verdicts, accepted = self._decide(command, tracker, stand)
-            self.replayed += accepted - (self.commit - before)  # each has one commit number: nothing is counted
+        verdicts, accepted = self._decide(command, tracker, standing(session, command.epoch, now))
+        self.replayed += sum([type(verdict) is Replayed for verdict in verdicts])
         if accepted:
             self._touch(session, tracker, first_incomplete)
         return Operated(verdicts, session.left_ms(now))
 
     def _decide(
-        self, command: c.Operate | c.OperateRuns, tracker: ResultTracker, stand: Standing
+        self, command: c.Operate, tracker: ResultTracker, stand: Standing
     ) -> tuple[Sequence[OpVerdict | AppliedPart], int]:
         """Decide and execute operations; those of a run that is new at once, as one by one it would be done."""
         who, acked, trace = command.client_id, command.first_incomplete, command.traceparent
-        if isinstance(command, c.Operate):
-            return decide_each(tracker, command.ops, acked, stand, self.execute, who, trace)
+        if command.in_order:
+            return decide_each(tracker, command.ops, acked, stand, self.execute, who, trace, in_order=True)
         verdicts: list[OpVerdict | AppliedPart] = []
         accepted = 0
-        for part in command.parts:
-            done = 0
-            if type(part) is c.Puts and is_new_run(tracker, part.first, len(part.keys), acked, stand):
-                commit, done = put_runs.execute(self, who, tracker, part, trace)
-                if done:
-                    verdicts.append(AppliedPart(part.first, SequenceNumber(part.first + done - 1), commit))
-                    accepted += done
-                if done == len(part.keys):
-                    continue
-            told, more = decide_each(tracker, part.ops[done:], acked, stand, self.execute, who, trace)
-            verdicts += told
-            accepted += more
+        for kind, parts in groupby(command.parts, type):
+            if kind is not c.Puts:
+                ops = cast("list[c.Op | c.Transaction]", [*parts])
+                told, more = decide_each(tracker, ops, acked, stand, self.execute, who, trace)
+                verdicts += told
+                accepted += more
+                continue
+            for part in cast("Iterator[c.Puts]", parts):
+                done = 0
+                if is_new_run(tracker, part.first, len(part.keys), acked, stand):
+                    commit, done = put_runs.execute(self, who, tracker, part, trace)
+                    if done:
+                        verdicts.append(AppliedPart(part.first, SequenceNumber(part.first + done - 1), commit))
+                        accepted += done
+                if done < len(part.keys):
+                    told, more = decide_each(tracker, part.ops[done:], acked, stand, self.execute, who, trace)
+                    verdicts += told
+                    accepted += more
         return verdicts, accepted
 
-    def execute_any(
+    def execute(
         self, client_id: int, tracker: ResultTracker | KeySlot, op: c.Op | c.Transaction, traceparent: str
     ) -> CompletionRecord | Code:
-        """Run a new operation or transaction: effects, record and flow items are one transition."""
+        """Run a new operation or transaction: effects, record and flow items are one transition. A code means nothing
+        happened.
+        """
         if isinstance(op, c.Transaction):
             return transactions.execute(self, client_id, tracker, op, traceparent)
-        life = ending.life_of(op, client_id, self.time_ms) if isinstance(op, c.Write) else None
-        table = self.tables.get(op.table)
-        if life is not None and table is not None and (code := table.check_life(op, life)) is not None:
-            return code
-        return self.execute(client_id, tracker, op, traceparent, life)
-
-    def execute(
-        self,
-        client_id: int,
-        tracker: ResultTracker | KeySlot,
-        op: c.Op,
-        traceparent: str,
-        life: Life | None = None,
-    ) -> CompletionRecord | Code:
-        """Run a new operation: effect, record and flow item are one transition. A code means nothing happened.
-
-        ``life``: when the row ends that it writes, as far as it says so.
-        """
         table = self.tables.get(op.table)
         if table is None:
             return Code.NOT_FOUND
+        life = None
+        if op.options is not None:
+            life = ending.life_of(op, client_id, self.time_ms)
+            if life is not None and (code := table.check_life(op, life)) is not None:
+                return code
         flows = self.flows
         commit: CommitNumber = self.commit + 1  # type: ignore[assignment]  # the hot path spares a call
         if op.kind == _PUT and not op.test and life is None and table.kind == "resident":
@@ -454,8 +432,6 @@ class Machine:
             newer = "start this node with the build of the others"
             raise InvariantViolation(f"feature level {level}, this build knows {levels.NEWEST}: {newer}")
         self.level = max(self.level, level)
-        if self.level >= levels.BUCKETS:
-            self.keys.begin_buckets()
         return self.level
 
     def fenced_by(self, client_id: int, epoch: int) -> str:

@@ -3,14 +3,16 @@
 Owns: which operations of a request become columns in the log entry (:class:`oncegate.gateway.machine.commands.Puts`),
 and their effect: rows, changes, flow items and one completion record for a run, the same as if its puts came one by
 one. That they are all new says :func:`oncegate.rifl.rule.is_new_run`; a run of which that is not sure is not executed
-here, its operations are decided and executed one by one. From feature level 4 on.
+here, its operations are decided and executed one by one.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+import msgspec
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES
@@ -25,46 +27,46 @@ if TYPE_CHECKING:
 RUN_MIN: Final = 6
 """Fewer puts cost less one by one."""
 _PUT: Final = c.OpKind.PUT.value
+_Part: TypeAlias = c.Op | c.Transaction | c.Puts
 
 
 def in_columns(command: c.Command) -> c.Command:
     """Return a request with its runs of plain puts as columns, if they are half of it or more; else as it is."""
-    if type(command) is not c.Operate or len(command.ops) < RUN_MIN:
+    if type(command) is not c.Operate or len(command.parts) < RUN_MIN or command.in_order:
         return command
-    ops = command.ops
-    if 2 * [op.kind for op in ops].count(_PUT) < len(ops):
-        return command
-    parts: list[c.Puts | c.Singles] = []
+    parts: list[c.Op | c.Transaction | c.Puts] = []
     in_runs = 0
-    for start, end in _runs(ops):
-        run = ops[start:end]
-        if end - start < RUN_MIN:
-            if parts and isinstance(parts[-1], c.Singles):
-                parts[-1].ops.extend(run)
-            else:
-                parts.append(c.Singles(run))
+    for run in _runs(command.parts):
+        if len(run) < RUN_MIN:
+            parts += run
             continue
-        in_runs += end - start
-        prints = struct.pack(f">{len(run)}Q", *[op.fingerprint for op in run])
-        values = [op.value or b"null" for op in run]
-        parts.append(c.Puts(run[0].sequence, run[0].table, prints, [op.key for op in run], values))
-    if 2 * in_runs < len(ops):
-        return command
-    whose = command.client_id, command.epoch, command.first_incomplete
-    return c.OperateRuns(*whose, parts, command.tenant, command.traceparent)
+        in_runs += len(run)
+        puts = cast(list[c.Op], run)
+        prints = struct.pack(f">{len(puts)}Q", *[op.fingerprint for op in puts])
+        values = [op.value or b"null" for op in puts]
+        parts.append(c.Puts(puts[0].sequence, puts[0].table, prints, [op.key for op in puts], values))
+    return command if 2 * in_runs < len(command.parts) else msgspec.structs.replace(command, parts=parts)
 
 
-def _runs(ops: list[c.Op]) -> Iterator[tuple[int, int]]:
-    """Yield where runs begin and end: plain puts on one table under adjacent numbers; any other operation is alone."""
+def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+    """Cut at each part but a plain put that goes on where the one before it ends: on its table, under the next number.
+
+    What is no plain put is alone.
+    """
     table: str | None = None
     start = following = 0
-    for at, op in enumerate(ops):
-        if op.kind != _PUT or op.test or op.table != table or op.sequence != following:
-            if at:
-                yield start, at
-            start, table = at, op.table if op.kind == _PUT and not op.test else None
-        following = op.sequence + 1
-    yield start, len(ops)
+    for at, one in enumerate(parts):
+        if type(one) is c.Op and one.kind == _PUT and not one.test and one.options is None:
+            if one.table == table and one.sequence == following:
+                following += 1
+                continue
+            before, table, following = start, one.table, one.sequence + 1
+        else:
+            before, table = start, None
+        if at:
+            yield parts[before:at]
+        start = at
+    yield parts[start:]
 
 
 def execute(

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind, Test, Write
+from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind, Test
 from oncegate.gateway.machine.fronts import Fronts
 from oncegate.gateway.machine.row_ends import (
     BOUND_ROWS_MAX,
@@ -523,8 +523,9 @@ def incremented(op: Op, row: StoredRow | None) -> bytes | Remembered:
     after = before + op.by
     if not INT64_MIN <= after <= INT64_MAX:
         return refused("OVERFLOW", row)
-    if type(op) is Write and (
-        (op.floor is not None and after < op.floor) or (op.ceiling is not None and after > op.ceiling)
+    said = op.options
+    if said is not None and (
+        (said.floor is not None and after < said.floor) or (said.ceiling is not None and after > said.ceiling)
     ):
         return refused("CONDITION_FAILED", row)
     return b"%d" % after

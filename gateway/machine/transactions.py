@@ -231,7 +231,7 @@ def _trial(
     for at, op in enumerate(transaction.writes):
         table = tables[op.table]
         commit: CommitNumber = first + at  # type: ignore[assignment]  # the hot path spares a call
-        if type(op) is c.Write5:
+        if op.options is not None:
             if op.kind == _TAKE:
                 taken = _take(machine, client_id, table, op, commit, made, c.RESULT_BYTES_MAX - size, effects)
                 break  # it is the last write
@@ -261,19 +261,20 @@ def _trial(
     return Transacted(*done) if taken is None else Took(*done, taken=taken)
 
 
-def _numbered(op: c.Write5, commit: int) -> c.Write5:
+def _numbered(op: c.Op, commit: int) -> c.Op:
     """Return a write whose keys are written out."""
-    if not op.numbered:
+    said = op.options
+    if said is None or not said.numbered:
         return op
     number = f"{commit:0{c.NUMBER_DIGITS}d}"
-    return msgspec.structs.replace(op, key=op.key + number, then=op.then and op.then + number)
+    return c.with_options(msgspec.structs.replace(op, key=op.key + number), then=said.then and said.then + number)
 
 
 def _take(
     machine: Machine,
     client_id: int,
     table: Table,
-    op: c.Write5,
+    op: c.Op,
     commit: int,
     made: Mapping[tuple[str, str], StoredRow | None],
     bytes_left: int,
@@ -285,8 +286,9 @@ def _take(
     beyond ``bytes_left`` are not remembered: the taking ends before such a row, but for the first one, which is told
     without its value.
     """
+    said = op.options or c.NO_OPTIONS
     life = life_of(op, client_id, machine.time_ms)
-    most = op.count if life is None else min(op.count, table.room_to_end(life.owner, len(made)))
+    most = said.count if life is None else min(said.count, table.room_to_end(life.owner, len(made)))
     taken: list[Taken] = []
     for key, row in table.first_rows(op.key):
         if (op.table, key) in made:
@@ -297,7 +299,7 @@ def _take(
             break
         bytes_left -= len(value)
         gone, moved = CommitNumber(commit + 1 + 2 * len(taken)), CommitNumber(commit + 2 + 2 * len(taken))
-        after = op.to + key[len(op.key) :]
+        after = said.to + key[len(op.key) :]
         place = op.table, after
         before = made[place] if place in made else table.rows.get(after)
         ends = None if life is None else life._replace(then=key)

@@ -16,8 +16,8 @@ import msgspec
 
 from oncegate.consensus.errors import ConsensusError
 from oncegate.consensus.replica.replica import Replica
+from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.commands import RaiseLevel
-from oncegate.gateway.machine.levels import FIRST, NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError
 
@@ -47,7 +47,7 @@ _decode = msgspec.msgpack.Decoder(KnownLevels).decode
 
 def serve() -> bytes:
     """Answer a member that asks."""
-    return _encode(KnownLevels(FIRST, NEWEST))
+    return _encode(KnownLevels(levels.FIRST, levels.NEWEST))
 
 
 async def check_all_know(level: int, replica: Replica, others: Callable[[], list[str]]) -> None:
@@ -58,8 +58,8 @@ async def check_all_know(level: int, replica: Replica, others: Callable[[], list
     Raises:
         OncegateError: BAD_REQUEST if this build does not know it, CONFLICT if a member does not, or does not answer.
     """
-    if not FIRST <= level <= NEWEST:
-        raise OncegateError(Code.BAD_REQUEST, f"this build knows the feature levels {FIRST} to {NEWEST}")
+    if not levels.FIRST <= level <= levels.NEWEST:
+        raise OncegateError(Code.BAD_REQUEST, f"this build knows the feature levels {levels.FIRST} to {levels.NEWEST}")
     asked = sorted(others())
     highest = await asyncio.gather(*(_highest(replica, node_id) for node_id in asked))
     behind = [f"{node_id} ({known})" for node_id, known in zip(asked, highest, strict=True) if _below(known, level)]
@@ -101,13 +101,13 @@ class Founding:
         """Whether the leader may still be about to raise the level, as far as this node can tell; any node asks."""
         machine = self._machine
         soon = self._until_s is not None and now_s < self._until_s
-        return machine.level == FIRST and (soon or not machine.identity)
+        return machine.level < levels.NEWEST and (soon or not machine.identity)
 
     def is_awaited(self, now_s: float) -> bool:
         """Whether this node is not ready yet because the level is about to rise: whoever is told that it is may order
         anything. A cluster in which somebody has written is no new one, and waits for nothing.
         """
-        return self._machine.level == FIRST and self._is_unwritten() and now_s < self._ready_s
+        return self._machine.level < levels.NEWEST and self._is_unwritten() and now_s < self._ready_s
 
     def _is_empty(self) -> bool:
         return self._is_unwritten() and not self._machine.identity
@@ -122,7 +122,7 @@ class Founding:
         """
         machine = self._machine
         self._new = self._new or self._is_empty()
-        if machine.level > FIRST or not self._new:
+        if machine.level >= levels.NEWEST or not self._new:
             return True
         if self._asking is None and loop.time() >= self._next_s:
             now_s = loop.time()
@@ -132,8 +132,8 @@ class Founding:
 
     async def _ask(self) -> None:
         try:
-            await check_all_know(NEWEST, self._replica, self._others)
-            self._propose(RaiseLevel(NEWEST))
+            await check_all_know(levels.NEWEST, self._replica, self._others)
+            self._propose(RaiseLevel(levels.NEWEST))
         except OncegateError as refusal:
             if refusal.detail != self._told:
                 self._told = refusal.detail

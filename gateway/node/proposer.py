@@ -29,9 +29,9 @@ from oncegate.consensus.histogram import Histogram
 from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.idempotency_keys import check_room
-from oncegate.gateway.machine.levels import NEWEST, RUNS, check_level
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.node.attempts import Waiting, end_overdue, not_told, take_overdue
@@ -130,12 +130,12 @@ class Proposer:
     def order(self, waiting: Waiting) -> None:
         """Order a command as :meth:`submit` does; who waits for it is told its end later, never from in here."""
         command, size = waiting.command, waiting.size
-        if self._machine.level < NEWEST:
-            check_level(command, self._machine.level, founded=not self._is_founding(self._loop.time()))
+        if self._machine.level < levels.NEWEST:
+            levels.check_level(command, self._machine.level, founded=not self._is_founding(self._loop.time()))
         # Asked anew: who finds this node ready as soon as entries commit again is not refused until the next look.
         if self._stall and is_stalled(self._replica.stalled_s()):
             raise self._stalled()
-        if isinstance(command, c.UNDER_KEYS) and self._leadership.leads:
+        if isinstance(command, c.Keyed) and self._leadership.leads:
             check_room(self._machine, command, self._keys_bytes_max, lambda: self._clock.stamp_ms(time.monotonic()))
         if self.inflight_commands >= INFLIGHT_COMMANDS_MAX or self.inflight_bytes + size > INFLIGHT_BYTES_MAX:
             raise OncegateError(Code.OVERLOADED, "too many commands wait for the log", retry_after_ms=50)
@@ -182,9 +182,7 @@ class Proposer:
 
     def _propose(self, batch: Sequence[Waiting]) -> None:
         try:
-            commands = [item.command for item in batch]
-            if self._machine.level >= RUNS:
-                commands = [in_columns(command) for command in commands]
+            commands = [in_columns(item.command) for item in batch]
             began_s = time.monotonic()
             entry = c.encode_entry(self._clock.stamp_ms(began_s), commands)
             future = self._replica.propose(entry)

@@ -27,7 +27,6 @@ from oncegate.gateway.explain.memory import AttemptLog
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cascades import NO_SESSION
 from oncegate.gateway.machine.flow_changes import overdue_consumers
-from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
@@ -83,7 +82,6 @@ class SharedState:
         self.reads = Reads(log, self.machine, cast(Publisher, self._batches), _no_peer, turns=turns)
         self.row_turns = RowTurns(self.machine, leads=True)
         self.apply(c.Identify(secrets.token_hex(16)))
-        self.apply(c.RaiseLevel(NEWEST))
 
     @property
     def commit(self) -> int:
@@ -175,9 +173,9 @@ class SharedState:
 
     def _note(self, command: c.Command, body: Any) -> None:
         match command, body:
-            case c.Operate() | c.OperateMixed(), wire.OperationsResponse():
+            case c.Operate(), wire.OperationsResponse():
                 self._note_operations(command.client_id, command.ops, body.results)
-            case c.Keyed() | c.KeyedMixed(), wire.OperationsResponse():
+            case c.Keyed(), wire.OperationsResponse():
                 self._note_operations(KEYS_CLIENT, c.operations_of(command), body.results)
             case c.Range(), wire.RangeResponse():
                 self._note_range(command, body.results)

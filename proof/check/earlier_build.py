@@ -15,13 +15,16 @@ from typing import Final
 
 from oncegate.proof.check.errors import Unavailable
 
-COMMIT: Final = "dec650ab1ab99e0e3aaddd3b3bae0cb7b876373c"
+COMMIT: Final = ""
+"""Empty while no earlier commit has the formats of this one (docs/decisions/0072-formats-begin-anew.md)."""
 _FOLDERS: Final = ("consensus", "flows", "gateway", "oncegate", "proof", "rifl", "spark_sink", "stores")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def look_for_history() -> None:
     """Raise Unavailable where the earlier build cannot be had."""
+    if not COMMIT:
+        raise Unavailable("no earlier build has the formats of this one")
     _git("cat-file", "-e", COMMIT)
 
 
@@ -30,6 +33,8 @@ def unpack(directory: Path, commit: str = COMMIT) -> Path:
 
     By ``git archive``: the links of its ``oncegate/`` lead to the folders beside it.
     """
+    if not commit:
+        look_for_history()
     packed = _git("archive", commit, *_FOLDERS)
     directory.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:

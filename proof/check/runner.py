@@ -25,10 +25,9 @@ from typing import Any, Final
 
 import msgspec
 
-from oncegate.gateway.machine.levels import FIRST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.direct_session import Nodes
-from oncegate.proof.check.equipment import Equipment, missing
+from oncegate.proof.check.equipment import missing
 from oncegate.proof.check.errors import NotHealed, Unavailable
 from oncegate.proof.check.folder import RunFolder, RunInfo, RunVerdict
 from oncegate.proof.check.nemesis import FaultPlan, Nemesis, available, names_of, plan_of
@@ -99,8 +98,6 @@ def faults_of(plan: RunPlan) -> tuple[FaultPlan, dict[str, str]]:
     """
     workload = workload_of(plan.workload)
     processes, lacks = workload.processes(plan), dict(missing())
-    if workload.level > FIRST:
-        lacks[Equipment.EARLIER_BUILD] = f"the workload needs feature level {workload.level}"
     try:
         names, left_out = available(names_of(plan.faults, processes), processes=processes, lacks=lacks)
     except ValueError as unknown:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Final, TypeVar
 from oncegate.gateway.client import Client, OncegateError, Session, Tuning
 from oncegate.gateway.client.paths import row_path, session_path, table_path
 from oncegate.gateway.local.waiting import until
-from oncegate.gateway.machine.levels import FIRST
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.direct_session import (
     ATTEMPT_S,
@@ -276,8 +275,6 @@ class Workload(ABC):
     """
 
     name: ClassVar[str]
-    level: ClassVar[int] = FIRST
-    """The feature level that its commands need; above the first, no node may run the build before."""
     proves: ClassVar[str]
     """One line for a person: what a valid run shows."""
     table: ClassVar[str]
@@ -290,8 +287,6 @@ class Workload(ABC):
 
     async def set_up(self, world: World) -> None:
         """Declare what is needed, before processes and faults begin."""
-        if self.level > FIRST:
-            await world.insist("POST", "/v1/cluster/level", {"level": self.level})
         await world.declare(self.table)
 
     async def run_process(self, worker: Worker) -> None:

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import transactions
 from oncegate.gateway.machine.flow_state import FlowTable
 from oncegate.gateway.machine.tables import holds, refused, row_after
@@ -51,8 +50,9 @@ def _judged_after(machine, client_id, tracker, transaction):
 @plants("floor-judged-before", "ledger", (transactions, "row_after"))
 def _overdraws(op, row, commit, life=None):
     """The overdraft guard looks at the balance before the withdrawal."""
-    if op.floor is not None and row is not None and int(row.value) >= op.floor:
-        op = msgspec.structs.replace(op, floor=None)
+    floor = None if op.options is None else op.options.floor
+    if floor is not None and row is not None and int(row.value) >= floor:
+        op = c.with_options(op, floor=None)
     return row_after(op, row, commit, life)
 
 

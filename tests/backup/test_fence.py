@@ -40,6 +40,7 @@ from oncegate.gateway.machine.state import digest, state_digest
 from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, CommitNumber
+from oncegate.rifl.key_buckets import Bucket
 from oncegate.stores.errors import StoreCode, StoreError
 from oncegate.stores.write_times import COMMIT_MAX
 from tests.gateway.logs import RandomLog
@@ -65,8 +66,6 @@ class How:
         self.identity, self.commit, self.before_ms = machine.identity, machine.commit, machine.time_ms
         self.slept_ms = max(0, age_ms) + CLOCK_MARGIN_MS
         self.now_ms = machine.time_ms + self.slept_ms
-        self.by_bucket = machine.keys.by_bucket
-        self.first_key = machine.keys.next + NUMBERS_SKIPPED
         self.keys = 0
 
 
@@ -85,20 +84,14 @@ def _row(how: How, values: Values) -> Values:
 
 
 def _keys(how: How, values: Values) -> Values:
-    first, following, _, size = values
-    if how.by_bucket:  # numbers stay, and those behind them are skipped
-        following += NUMBERS_SKIPPED
-        return first if how.keys else following, following, how.now_ms, size
-    return following + NUMBERS_SKIPPED, following + NUMBERS_SKIPPED + how.keys, how.now_ms, size
+    first, following, _, size, buckets = values
+    following += NUMBERS_SKIPPED  # numbers stay, and those behind them are skipped
+    return first if how.keys else following, following, how.now_ms, size, _later(how, buckets)
 
 
 def _key(how: How, values: Values) -> Values:
     (used,) = values
-    if how.by_bucket:
-        return (msgspec.structs.replace(used, ends_ms=used.ends_ms + how.slept_ms),)
-    how.first_key += 1
-    moved = {"used_ms": how.now_ms, "ends_ms": used.ends_ms + how.slept_ms, "number": how.first_key - 1}
-    return (msgspec.structs.replace(used, **moved),)
+    return (msgspec.structs.replace(used, ends_ms=used.ends_ms + how.slept_ms),)
 
 
 def _closed(how: How, values: Values) -> Values:
@@ -106,12 +99,11 @@ def _closed(how: How, values: Values) -> Values:
     return ([(named, until_ms + how.slept_ms) for named, until_ms in nonces],)
 
 
-def _buckets(how: How, values: Values) -> Values:
-    (buckets,) = values
+def _later(how: How, buckets: list[Bucket]) -> list[Bucket]:
     for one in buckets:
         one.ends_ms += how.slept_ms
         one.slept_ms += how.slept_ms
-    return (buckets,)
+    return buckets
 
 
 def _retired(_: How, values: Values) -> Values:
@@ -129,7 +121,7 @@ def _flow(how: How, values: Values) -> Values:
         msgspec.structs.replace(
             one,
             fence=one.fence + NUMBERS_SKIPPED,
-            alive_ms=one.alive_ms + how.slept_ms if one.alive_ms else 0,
+            alive_ms=one.alive_ms + how.slept_ms,
         )
         for one in consumers
     )
@@ -140,7 +132,7 @@ def _flow(how: How, values: Values) -> Values:
 
 def _versions(how: How, values: Values) -> Values:
     version, altered_ms, fences = values
-    return version, altered_ms + how.slept_ms if altered_ms else 0, fences + NUMBERS_SKIPPED
+    return version, altered_ms + how.slept_ms, fences + NUMBERS_SKIPPED
 
 
 def _kept(_: How, values: Values) -> Values:
@@ -167,7 +159,6 @@ BEHIND_A_FENCE: dict[str, Callable[[How, Values], Values | None]] = {
     "closed": _closed,
     "ends": _kept,
     "keys": _keys,
-    "buckets": _buckets,
     "key": _key,
     "retired": _retired,
     "flow": _flow,

@@ -58,7 +58,7 @@ def counted(dice: random.Random) -> tuple[list[c.Command], int]:
                 (
                     c.Operate(999, 1, one, _ops(1, many)),
                     in_columns(c.Operate(999, 1, one, _ops(1, many))),
-                    c.OperateMixed(999, 1, one, [c.Transaction(one, 1, [], [c.as_write(op) for op in _ops(1, many)])]),
+                    c.Operate(999, 1, one, [c.Transaction(one, 1, [], _ops(1, many))]),
                     c.Keyed(500, [c.KeyedOp(f"nobody{at}", -(10**6), op) for at, op in enumerate(_ops(1, many))]),
                     c.Range(999, 1, one, "s", one, b"12345678" * many, b""),
                     c.Cascade("nowhere", "x", 1, 1, 1, True, 7, _ops(1, many)),

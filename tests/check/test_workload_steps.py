@@ -222,23 +222,6 @@ def test_client_asks_the_nodes_in_turn_and_has_the_tuning_that_is_given(monkeypa
     ]
 
 
-@pytest.mark.parametrize(("workload", "level"), [("register", None), ("runs", 4)])
-async def test_cluster_is_raised_to_the_level_of_a_workload_before_its_table_is_declared(
-    workload: str, level: int | None
-) -> None:
-    bodies = list[Any]()
-
-    def answer(node: str, method: str, path: str, body: Any) -> AttemptReply:
-        bodies.append((method, path, body))
-        return OK
-
-    ran = workload_of(workload)
-    made, _ = world(answer, [])
-    await ran.set_up(made)
-    raised = [] if level is None else [("POST", "/v1/cluster/level", {"level": level})]
-    assert bodies == [*raised, ("PUT", f"/v1/tables/{ran.table}", {"kind": "resident"})]
-
-
 async def test_answered_request_is_acknowledged_by_the_next_one_and_what_is_kept_is_not() -> None:
     firsts, sequences = list[int](), list[int]()
 

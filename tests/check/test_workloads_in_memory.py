@@ -119,7 +119,7 @@ def _done(run: Run) -> Iterator[str]:
         yield f"{op.f} {'refused' if op.status == 'ok' and refused(op) else op.status}"
     for command in run.gateway.commands:
         yield type(command).__name__
-        if isinstance(command, c.Operate | c.OperateMixed):
+        if isinstance(command, c.Operate):
             yield from map(_form, command.ops)
 
 
@@ -129,7 +129,7 @@ def _form(op: c.Op | c.Transaction) -> str:
         return ", ".join(map(_form, op.writes)) + "".join(tests)
     words = [c.OpKind(op.kind).name.lower()]
     words += [f"if {c.Test(op.test).name.lower()}"] if op.test else []
-    return " ".join([*words, *(name for name in ("ttl_ms", "bound", "floor") if getattr(op, name, None))])
+    return " ".join([*words, *(name for name in ("ttl_ms", "bound", "floor") if getattr(op.options, name, None))])
 
 
 @pytest.mark.parametrize(("bug", "workload", "check"), liars.CASES, ids=lambda value: getattr(value, "__name__", None))

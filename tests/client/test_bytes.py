@@ -18,11 +18,6 @@ import pytest
 from oncegate import Client, Code, Transaction
 from oncegate.flows import bytes_text
 from oncegate.gateway import wire
-from oncegate.gateway.http import request_bodies
-from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.levels import check_level
-from oncegate.rifl.errors import OncegateError
-from oncegate.rifl.ids import SequenceNumber
 from oncegate.testing import FakeGateway
 from tests.client.answers import fails
 from tests.client.test_contract import a_fake, a_node
@@ -121,16 +116,6 @@ async def test_bytes_have_a_bound_and_are_whole_values(client: Client) -> None:
         with fails(Code.BAD_REQUEST):
             await session.put_many("events", {"k": b"x"})
         assert (await client.get("rows", "b")).value == b"x" * LARGEST
-
-
-def test_cluster_whose_members_may_not_know_bytes_refuses_them() -> None:
-    written = wire.Operation(1, "put", "t", "k", RAW)
-    compared = wire.Operation(1, "put", "t", "k", 1, if_={"value": RAW})
-    for sent in (written, compared):
-        command = c.operate(1, 1, SequenceNumber(1), [request_bodies.operation(sent, 0)])
-        check_level(command, 3)
-        with pytest.raises(OncegateError, match="feature level 3"):
-            check_level(command, 2)
 
 
 async def test_outbox_sends_bytes_again(fake: FakeGateway, tmp_path: Path) -> None:

@@ -110,7 +110,6 @@ def check(fake: FakeGateway, ends: list[Any]) -> None:
 
 
 async def declared(fake: FakeGateway, client: Client) -> None:
-    fake.apply(c.RaiseLevel(5))
     for name, kind in (("rows", "resident"), ("others", "resident"), ("events", "stream")):
         await client.declare_table(name, kind=kind)  # type: ignore[arg-type]
 

@@ -74,7 +74,6 @@ async def test_claim_whose_answer_is_lost_gets_the_same_item(
     queue = Queue(client, session, "q")
     await queue.put("a")
     await queue.put("b")
-    await queue.adopt()
     fake.nodes[0].lose_answers(1)
     assert (await queue.claim()).item == "a"
     assert rows(fake) == ["ready", "taken"]
@@ -251,7 +250,6 @@ async def test_claim_that_is_cut_off_while_nobody_answers_is_given_back_later(
 ) -> None:
     queue = Queue(client, session, "q")
     await queue.put("a")
-    await queue.adopt()
     fake.nodes[0].lose_answers(10**9)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -355,22 +353,6 @@ async def test_turns_are_asked_for_again_when_a_node_refuses_and_an_end_is_told_
     for task in others:
         with fails(Code.NOT_FOUND):
             await within(task)
-
-
-async def test_items_of_an_earlier_build_are_taken_over_in_their_order_but_those_under_way(
-    fake: FakeGateway, client: Client, session: Session
-) -> None:
-    async with client.session() as earlier:
-        for number in range(1, 5):
-            assert (await earlier.increment("recipes", "queue/q/tail")).value == number
-            await earlier.insert("recipes", f"queue/q/item/{number:019d}", {"n": number})
-        await earlier.insert("recipes", f"queue/q/claim/{2:019d}", "theirs", bound=True)
-        queue = Queue(client, session, "q")
-        await queue.put({"n": 5})
-        assert [(one.number, one.item) for one in await queue.claim_many(2)] == [(1, {"n": 1}), (3, {"n": 3})]
-        assert await queue.adopt() == 0
-    assert (await queue.claim()).item == {"n": 2}
-    assert [one.item for one in await queue.claim_many(9)] == [{"n": 4}, {"n": 5}]
 
 
 @pytest.mark.parametrize(

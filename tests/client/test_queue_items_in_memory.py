@@ -101,39 +101,6 @@ async def test_letter_that_has_become_another_meanwhile_is_not_put_back_as_it_wa
     assert moved == (at("ready", 1) in cluster.names())
 
 
-@in_memory
-async def test_items_of_an_earlier_build_are_taken_over_but_those_that_are_claimed(cluster: SmallCluster) -> None:
-    queue, _ = queue_of(cluster)
-    for number in (1, 2, 3):
-        cluster.plant(at("item", number), {"n": number})
-    cluster.plant(at("claim", 2), "theirs")
-    cluster.plant(at("item", 9, "another"), {"n": 9})
-    assert await queue.adopt() == 2
-    assert cluster.values() == {
-        at("item", 2): {"n": 2}, at("claim", 2): "theirs", at("item", 9, "another"): {"n": 9},
-        at("ready", 1): [0, {"n": 1}], at("ready", 3): [0, {"n": 3}],
-    }  # fmt: skip
-    assert await queue.adopt() == 0
-    cluster.remove(at("claim", 2))
-    asked = cluster.client.asked
-    before = asked["rows"]
-    claim = await queue.claim()
-    assert (claim.number, claim.item, claim.attempts) == (1, {"n": 1}, 1)
-    assert (await queue.claim()).item == {"n": 2}, "looked for again until none is left"
-    cluster.plant(at("item", 4), {"n": 4})
-    assert (await queue.claim()).item == {"n": 3}
-    assert asked["rows"] == before + 1, "and then no more"
-    assert await queue.adopt() == 1
-    assert (await queue.claim()).item == {"n": 4}
-
-
-@in_memory
-async def test_first_claim_takes_over_what_earlier_builds_have_left(cluster: SmallCluster) -> None:
-    queue, _ = queue_of(cluster)
-    cluster.plant(at("item", 1), "a")
-    assert (await queue.claim()).item == "a"
-
-
 # What is cut off
 
 
@@ -181,7 +148,6 @@ async def test_take_of_which_nobody_knows_any_more_ends_with_its_session(cluster
 @in_memory
 async def test_each_of_several_doubts_is_settled_for_itself(cluster: SmallCluster, first: str) -> None:
     queue, session = queue_of(cluster)
-    await queue.adopt()
     for number in (1, 2):
         cluster.plant(at("ready", number), [0, "x"])
     taking = Transaction().take("recipes", "queue/q/ready/", "queue/q/taken/", 1, bound=True)
@@ -238,7 +204,6 @@ async def test_claims_that_were_not_told_are_given_back_when_one_cannot_be_set_a
 @in_memory
 async def test_setting_aside_that_was_refused_in_doubt_brings_nothing_back(cluster: SmallCluster) -> None:
     queue, session = queue_of(cluster, attempts_max=1)
-    await queue.adopt()
     cluster.told_bytes_max = 1
     cluster.plant(at("ready", 1), [1, "x"])
     cluster.client.fates.append(lambda: None)

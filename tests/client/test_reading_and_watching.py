@@ -19,9 +19,8 @@ from oncegate import Change, Client, Code, OncegateError, OperationFailed, Sessi
 from oncegate.gateway.http.routes import watch
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node import watching
-from oncegate.rifl.errors import Outcome
 from oncegate.testing import FakeCluster, FakeGateway
-from tests.client.answers import fails, intercept
+from tests.client.answers import fails
 from tests.client.test_contract import a_fake, a_node, http
 
 
@@ -549,22 +548,3 @@ def test_without_await_rows_changes_and_batches_are_plain_iterations() -> None:
         (found,) = client.get_many([("rows", "k1")])
         assert found is not None
         assert found.value == 1
-
-
-async def test_a_scan_leaves_out_nodes_of_a_build_that_reads_no_range_at_one_commit_number() -> None:
-    """Such a node takes no notice of the page that it is asked for, and of bounds."""
-
-    async def earlier(request: web.Request) -> web.Response:
-        return web.json_response({"rows": [], "next": "k2", "commit": 3})
-
-    async with FakeGateway(nodes=2) as fake, Client(fake.endpoints) as client, client.session() as session:
-        await client.declare_table("rows")
-        for n in range(5):
-            await session.put("rows", f"k{n}", n)
-        intercept(fake.nodes[0], "/v1/tables/rows/rows", earlier)
-        for _ in fake.nodes:  # whichever is asked first
-            rows = await collected(client.rows("rows", page_rows=2))
-            assert rows == [(f"k{n}", n) for n in range(5)]
-        intercept(fake.nodes[1], "/v1/tables/rows/rows", earlier)
-        with fails(Code.CONFLICT, Outcome.NOT_APPLIED):
-            await collected(client.rows("rows"))

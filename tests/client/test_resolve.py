@@ -132,16 +132,3 @@ async def test_refused_write_ran_and_took_no_effect(fake: FakeGateway) -> None:
         told = await client.request(*unknown.value.request_id or ())
         assert (told.state, told.executed, told.applied) == ("refused", True, False)
         assert (await client.request(session.client_id, 9)).executed is None
-
-
-async def test_resolution_of_an_earlier_node_is_read_by_its_result(fake: FakeGateway) -> None:
-    async def before(request: web.Request) -> web.StreamResponse | None:
-        if not request.path.endswith("/resolve"):
-            return None
-        result = {"sequence": 1, "status": "refused", "commit": 1, "code": "CONDITION_FAILED", "replayed": True}
-        return web.json_response({"state": "applied", "result": result})
-
-    fake.nodes[0].before = before
-    async with Client(fake.endpoints) as client:
-        resolution = await client.resolve("0000000000000001/1")
-    assert (resolution.executed, resolution.applied) == (True, False)

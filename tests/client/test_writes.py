@@ -15,7 +15,6 @@ from oncegate import Client, Code, DeadlineExceeded, OncegateError, OperationFai
 from oncegate.gateway import wire
 from oncegate.gateway.client.places import Places
 from oncegate.gateway.client.send_queue import SendQueue
-from oncegate.gateway.machine import commands as c
 from oncegate.gateway.sweep import NEVER
 from oncegate.testing import FakeGateway
 from tests.client.answers import OPERATIONS, arrived, fails, intercept, rejected, results, settle
@@ -268,7 +267,6 @@ async def test_writes_that_waited_for_a_place_come_before_later_calls(
     fake: FakeGateway, client: Client, in_order: bool
 ) -> None:
     """A place comes free in the turn of the loop in which another caller, with its result, writes again."""
-    fake.apply(c.RaiseLevel(5))
     commits: list[int] = []
 
     async with client.session(window=4, in_order=in_order) as session:

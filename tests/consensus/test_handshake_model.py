@@ -273,30 +273,24 @@ def test_whoever_speaks_a_version_of_ours_is_talked_with_in_the_highest_that_bot
         cluster_id="c", node_id="n1", stamp=Stamp("u", 1, ()), secrets=(b"a secret of the cluster",), peer_ids=("n2",)
     )
     nonces = {size: bytes(size) for size in (0, 12, 15, 16, 17)}
-    marked = nonces[12] + handshake._MARK
-    for low, high, cluster, nonce in itertools.product(
-        range(5), range(5), ("c", "d"), (*nonces.values(), marked, marked[1:])
-    ):
+    for low, high, cluster, nonce in itertools.product(range(6), range(6), ("c", "d"), nonces.values()):
         said = Challenge(low, cluster, "n2", "u", nonce, b"", 1, [], version_max=high)
         common = set(range(low, high + 1)) & set(range(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX + 1))
-        was_changed = bool(common) and max(common) < 2 and nonce is marked
-        fits = bool(common) and cluster == "c" and len(nonce) == 16 and not was_changed
+        fits = bool(common) and cluster == "c" and len(nonce) == 16
         if fits:
             handshake._check(own, said)
             continue
         with pytest.raises(ProtocolError):
             handshake._check(own, said)
-    hello = Hello(1, "c", "n1", "u", "n2", marked, 1, [], version_max=2)
-    for ours, theirs, secret in itertools.product((1, 2, 3), (1, 2, 3), (None, b"a secret of the cluster")):
+    hello = Hello(3, "c", "n1", "u", "n2", nonces[16], 1, [], version_max=3)
+    for ours, theirs, secret in itertools.product((3, 4, 5), (3, 4, 5), (None, b"a secret of the cluster")):
         dialled = msgspec.structs.replace(hello, version_max=ours)
-        challenge = Challenge(1, "c", "n2", "u", marked, b"", 1, [], version_max=theirs)
+        challenge = Challenge(3, "c", "n2", "u", nonces[16], b"", 1, [], version_max=theirs)
         version = min(ours, theirs)
         assert handshake._version(dialled, challenge) == version
         keys = handshake._keys(secret, dialled, challenge)
-        assert (keys is not None) == (secret is not None and version >= 2)
+        assert (keys is not None) == (secret is not None)
         assert keys is None or keys[0] != keys[1]
         if secret is not None:
-            # What was said of versions is covered from the version on that says it, and not before: others lack it.
-            other = msgspec.structs.replace(challenge, version=0)
-            proofs = {handshake._mac(secret, "dial", dialled, one) for one in (challenge, other)}
-            assert len(proofs) == (2 if version >= 2 else 1)
+            others = [msgspec.structs.replace(challenge, **{name: 0}) for name in ("version", "version_max")]
+            assert len({handshake._mac(secret, "dial", dialled, one) for one in (challenge, *others)}) == 3

@@ -90,7 +90,7 @@ async def test_strangers_neither_forge_nor_flood_the_log(tmp_path, caplog):
     cluster = Cluster(tmp_path, secrets=(SECRET,))
     await cluster.start("n1")
     forged = "n9\n2026-11-22T00:00:00.000Z [ERROR] node n1 is halting\x1b[2J"
-    hello = encode_frame(Hello(1, "test", "n2", "u", forged, bytes(16), 1, [7]))
+    hello = encode_frame(Hello(3, "test", "n2", "u", forged, bytes(16), 1, [7], 3))
     try:
         for _ in range(200):
             reader, writer = await asyncio.open_connection(*cluster.addresses["n1"])
@@ -109,7 +109,7 @@ async def test_strangers_that_refuse_in_a_members_name_neither_flood_the_log_nor
     caplog.set_level(logging.INFO, "oncegate.consensus.net.transport")
     cluster = Cluster(tmp_path, secrets=(SECRET,))
     await cluster.start("n1")
-    hello = encode_frame(Hello(1, "test", "n2", "u", "n1", bytes(16), 1, [7]))
+    hello = encode_frame(Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 3))
     try:
         for at in range(40):
             reader, writer = await asyncio.open_connection(*cluster.addresses["n1"])
@@ -190,7 +190,7 @@ async def test_a_member_comes_in_while_strangers_that_say_hello_keep_coming(tmp_
     monkeypatch.setattr(connection, "HANDSHAKE_S", 3600)
     cluster = TwoOnAPath(tmp_path, secrets=(SECRET,))
     await cluster.start("n1")
-    hello = encode_frame(Hello(1, "test", "n2", "u", "n1", bytes(16), 1, [7]))
+    hello = encode_frame(Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 3))
     came = 0
 
     async def flood():
@@ -304,7 +304,7 @@ async def test_nodes_with_tls_speak_nothing_else(tmp_path, caplog):
     await cluster.start("n1", tls=certificates(tmp_path, "n1"))
     try:
         reader, writer = await asyncio.open_connection(*cluster.addresses["n1"])
-        writer.write(encode_frame(Hello(1, "test", "n2", "u", "n1", bytes(16), 1, [7])))
+        writer.write(encode_frame(Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 3)))
         with contextlib.suppress(ConnectionError):
             answer = await reader.read()
             assert not answer or answer[0] == 21, "an alert of TLS"
@@ -339,7 +339,7 @@ async def test_a_cluster_begins_with_tls_node_by_node(tmp_path):
         assert made._has_tls
         assert made._seal is None
         reader, writer = await asyncio.open_connection(*cluster.addresses["n1"])
-        writer.write(encode_frame(Hello(1, "test", "n2", "u", "n1", bytes(16), 1, [7])))
+        writer.write(encode_frame(Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 3)))
         with contextlib.suppress(ConnectionError):
             answer = await reader.read()
             assert not answer or answer[0] == 21, "a node that has TLS alone answers nothing else"

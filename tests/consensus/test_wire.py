@@ -215,14 +215,14 @@ async def closed_by_peer(reader):
 
 async def test_a_listening_node_closes_on_garbage_and_stays_up(tmp_path):
     rng = random.Random(1)
-    hello = Hello(1, "test", "n2", "u", "n1", bytes(16), 1, [7])
+    hello = Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 3)
     attacks = [
         rng.randbytes(3000),
         struct.pack("<II", 1 << 31, 0),
         encode_frame(Append(99, 1, 0, 1, [(b"injected", 2, 99)])),
         encode_frame(CallRequest(1, b"payload")),
-        encode_frame(Hello(1, "another", "n2", "u", "n1", bytes(16), 1, [7])),
-        encode_frame(Hello(3, "test", "n2", "u", "n1", bytes(16), 1, [7], 4)),
+        encode_frame(Hello(3, "another", "n2", "u", "n1", bytes(16), 1, [7], 3)),
+        encode_frame(Hello(4, "test", "n2", "u", "n1", bytes(16), 1, [7], 5)),
         encode_frame(hello) + encode_frame(Proof(bytes(32))),
         encode_frame(hello) + encode_frame(hello),
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",

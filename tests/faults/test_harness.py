@@ -72,7 +72,7 @@ def test_checker_rejects_nodes_that_differ() -> None:
         check(seen(), {"n1": GOOD, "n2": dump((1, 5), (2, 6), salt="other")})
 
 
-HELLO = encode_frame(Hello(PROTOCOL_VERSION_MIN, "cluster", "b", "", "a", b"", 1, []))
+HELLO = encode_frame(Hello(PROTOCOL_VERSION_MIN, "cluster", "b", "", "a", b"", 1, [], PROTOCOL_VERSION_MIN))
 """The frame by which a proxy knows who dials."""
 
 

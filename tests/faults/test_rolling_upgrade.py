@@ -12,9 +12,8 @@ from urllib.parse import urlencode
 import pytest
 
 from oncegate import Client, Session
-from oncegate.gateway.local.blocking_http import RequestRefused, get_json, send_json
+from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
-from oncegate.gateway.machine.levels import NEWEST
 from oncegate.proof.check.earlier_build import python, unpack
 from oncegate.proof.check.errors import Unavailable
 from tests.faults.harness.sdk_load import Ledger, check_counters, check_flows, check_rows, progress, writing
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.faults
 ROOT = Path(__file__).parents[2]
 WORKERS = 4
 PAUSE_S = 0.05
-NOT_ALL = "not every member is known to know feature level 2"
 LARGE = "v" * 200_000
 
 
@@ -67,18 +65,6 @@ async def roll(cluster: TwoBuilds, ledger: Ledger, tree: Path) -> None:
         await progress(ledger, 20)
         await asyncio.to_thread(cluster.restart, node_id, tree)
         await progress(ledger, 20)
-        await asyncio.to_thread(cannot_raise, cluster)
-
-
-def cannot_raise(cluster: TwoBuilds) -> None:
-    """The feature level stays where it is while a member runs the build before; it is named."""
-    newer = [node_id for node_id in cluster.ids if cluster.trees[node_id] == ROOT]
-    older = [node_id for node_id in cluster.ids if node_id not in newer]
-    if newer and older:
-        # One that was just restarted may not be connected to the asked node yet.
-        named = ", ".join(rf"{node_id} \((an earlier build|no answer)\)" for node_id in older)
-        with pytest.raises(RequestRefused, match=f"^CONFLICT: {NOT_ALL}: {named}$"):
-            raise_level(cluster.endpoint(newer[0]))
 
 
 def rows_of(endpoint: str) -> str:
@@ -92,11 +78,6 @@ def rows_of(endpoint: str) -> str:
         if page["next"] is None:
             return rows.hexdigest()
         after = page["next"]
-
-
-def raise_level(endpoint: str) -> None:
-    """Ask a node to raise the feature level."""
-    send_json("POST", f"{endpoint}/v1/cluster/level", {"level": 2}, 10)
 
 
 async def fill(cluster: TwoBuilds, session: Session) -> None:
@@ -120,32 +101,12 @@ async def test_nodes_of_the_commit_before_are_upgraded_one_by_one_and_taken_back
         async with Client(cluster.endpoints) as client:
             async with writing(client, ledger, WORKERS, PAUSE_S) as session:
                 await fill(cluster, session)
-                assert all("settings" not in state for state in cluster.states().values()), "the build before serves"
                 await roll(cluster, ledger, ROOT)
                 await fill(cluster, session)
-                assert all("settings" in state for state in cluster.states().values()), "this build serves"
                 await roll(cluster, ledger, before)
-                assert all("settings" not in state for state in cluster.states().values()), "the build before is back"
             await check_counters(client, ledger)
             await check_rows(client, ledger)
         await check_flows(cluster.endpoints, ledger)
         assert len({await asyncio.to_thread(rows_of, endpoint) for endpoint in cluster.endpoints}) == 1
         logs = "".join(map(cluster.log, cluster.ids))
-        assert logs.count("Traceback") == logs.count("BAD_REQUEST: n"), "but for the question that it does not know"
-
-
-def test_build_before_ends_where_the_level_was_raised_and_this_one_goes_on(before: Path, tmp_path: Path) -> None:
-    with TwoBuilds(tmp_path / "cluster", before, nodes=1) as cluster:
-        cluster.trees["n1"] = ROOT
-        cluster.start()
-        cluster.wait_ready()
-        raise_level(cluster.endpoint("n1"))
-        cluster.stop()
-        cluster.trees["n1"] = before
-        cluster.start()
-        status, log = cluster.wait_ended("n1")
-        assert (status, "Invalid value 'lv'" in log) == (70, True)
-        cluster.trees["n1"] = ROOT
-        cluster.start()
-        cluster.wait_ready()
-        assert cluster.states()["n1"]["level"] == NEWEST
+        assert "Traceback" not in logs

@@ -127,7 +127,7 @@ def test_fencing_off_raises_every_fence_and_lets_no_time_pass_for_anybody() -> N
     consumers.attach("c", "one", log, 40)
     consumers.fence_off(10, 500)
     assert consumers.fences == 10
-    assert [(one.name, one.fence, one.alive_ms) for one in consumers.all()] == [("r", 10, 0), ("c", 11, 540)]
+    assert [(one.name, one.fence, one.alive_ms) for one in consumers.all()] == [("r", 10, 500), ("c", 11, 540)]
     refused(FencedError, consumers.move, "c", 1, 1, log)
     assert consumers.attach("new", "one", log).fence == 11
 

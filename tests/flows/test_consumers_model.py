@@ -234,7 +234,7 @@ class Sides:
         self.now_ms += slept_ms
         self.batches.sleep(slept_ms)
         for one in self.known.values():
-            one.alive_ms += slept_ms if one.alive_ms else 0
+            one.alive_ms += slept_ms
             one.fence += skipped
         self.floor += skipped
 

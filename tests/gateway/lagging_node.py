@@ -31,7 +31,6 @@ class LaggingNode:
 
     def __init__(self, **settings: Any) -> None:
         self.machine = Machine()
-        self.machine.raise_level(5)
         self.settings = SimpleNamespace(
             **{"sessions_max": 100, "tenant_sessions_max": 100, "idempotency_key_ms": 60_000, **settings}
         )

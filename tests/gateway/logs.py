@@ -11,7 +11,6 @@ from oncegate.gateway import wire
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_commands import Start
-from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.results import AppliedPart
@@ -39,7 +38,6 @@ def apart(verdicts: Iterable[OpVerdict | AppliedPart]) -> Iterator[OpVerdict]:
 
 
 START: list[c.Command] = [
-    c.RaiseLevel(NEWEST),
     c.DeclareTable("t", "resident", 1 << 20),
     c.DeclareTable("u", "resident", 4_000),
     c.DeclareTable("s", "stream", 1 << 20),
@@ -127,10 +125,10 @@ class RandomLog:
         choice, ops = self.ends.choice, []
         for op in command.ops:
             late = {"ttl_ms": choice((0, 1, 300, 5_000)), "bound": choice((False, True))}
-            draft = msgspec.structs.replace(c.as_write(op), **late)
+            draft = c.with_options(op, **late)
             ops.append(msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft)))
         sent = command.client_id, command.epoch, command.first_incomplete
-        return c.OperateMixed(*sent, ops, command.tenant, command.traceparent)
+        return c.Operate(*sent, ops, command.tenant, command.traceparent)
 
     def _mixed(self) -> list[c.Command]:
         """Return a transaction, of a session or under a key, or what becomes of the table "x"."""
@@ -148,9 +146,9 @@ class RandomLog:
         sequence = max(1, self.next[client] - dice.choice((1, 1, 1, 2)))
         sent = wire.OperationsRequest(f"{client:016x}", 1, max(1, sequence - 8), [self._transaction(sequence)])
         command = request_bodies.operations(sent)
-        assert isinstance(command, c.OperateMixed)
-        keyed = c.KeyedMixedOp(f"m{dice.randrange(40)}", ClusterTimeMs(-1), command.ops[0])
-        self.transacted = [command if kind < 0.8 else c.KeyedMixed(500, [keyed])]
+        assert isinstance(command, c.Operate)
+        keyed = c.KeyedOp(f"m{dice.randrange(40)}", ClusterTimeMs(-1), command.ops[0])
+        self.transacted = [command if kind < 0.8 else c.Keyed(500, [keyed])]
         return self.transacted
 
     def _burst(self) -> c.Command:
@@ -170,7 +168,7 @@ class RandomLog:
             many[-1].value = msgspec.UNSET
         sent = wire.OperationsRequest(f"{client:016x}", 1, max(1, first - dice.randint(0, 6)), many)
         self.burst = in_columns(request_bodies.operations(sent, traceparent=dice.choice(("", "00-b"))))
-        assert isinstance(self.burst, c.OperateRuns)
+        assert isinstance(self.burst, c.Operate)
         return self.burst
 
     def _transaction(self, sequence: int) -> wire.Operation:

@@ -20,7 +20,7 @@ from oncegate.gateway.explain.search import Mention, Moved, OfKey, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.results import Cascaded
-from oncegate.gateway.machine.state import layout, state_digest
+from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.state_harness import Fed, ship
 from tests.gateway.test_flow_changes import Cluster
@@ -322,19 +322,15 @@ def test_explain_finds_the_writes_of_a_cascade_and_tells_them_from_their_repetit
     assert [one.batch for one in entries if isinstance(one, Moved)] == [1, 1]
 
 
-def test_saves_and_snapshots_hold_a_batch_that_is_written_in_part_and_say_that_older_builds_must_not(
-    tmp_path: Path,
-) -> None:
+def test_saves_and_snapshots_hold_a_batch_that_is_written_in_part(tmp_path: Path) -> None:
     leader, follower = Fed(tmp_path / "leader"), Fed(tmp_path / "follower")
     leader.do(c.DeclareTable("t", "resident", 1 << 20), c.DeclareTable("counts", "resident", 1 << 20))
     flow = FlowDeclaration(name="f", source="t", target="counts", max_items=1)
     leader.do(c.DeclareFlow(msgspec.json.encode(flow)), c.OpenSession("n", 10**6, 512))
     leader.do(c.Operate(1, 1, 1, [c.Op(1, 1, "t", "k", 1, b"1")]), c.Attach("f", "job", "n"))
     leader.save()
-    assert format_of(leader) == 3
     leader.do(part(1, 1, 1, COUNT))
     leader.save()
-    assert format_of(leader) == 5
     leader = leader.reopened()
     ship(leader.state, follower.state).install()
     assert state_digest(follower.machine) == state_digest(leader.machine)
@@ -342,9 +338,3 @@ def test_saves_and_snapshots_hold_a_batch_that_is_written_in_part_and_say_that_o
     assert again.replayed
     leader.close()
     follower.close()
-
-
-def format_of(fed: Fed) -> int:
-    value = fed.state._store.value(layout.META_KEY)
-    assert value is not None
-    return int.from_bytes(value[:4], "big")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
-
-import msgspec
-import pytest
 
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.state import frozen, state_digest
-from oncegate.gateway.machine.state.layout import Meta
+from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.testing.nodes import FakeGateway
@@ -46,26 +41,6 @@ def test_saved_state_keeps_the_identity(tmp_path: Path) -> None:
     again = fed.reopened()
     assert again.machine.identity == FIRST
     again.close()
-
-
-def test_state_that_an_earlier_build_saved_is_read_and_gets_an_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def format_3(meta: Meta, **_: object) -> bytes:
-        return struct.pack(">I", 3) + msgspec.msgpack.encode(msgspec.structs.astuple(meta)[:-1])
-
-    fed = Fed(tmp_path)
-    fed.do(c.DeclareTable("t", "resident", 1 << 20))
-    with monkeypatch.context() as patch:
-        patch.setattr(frozen, "encode_meta", format_3)
-        fed.save()
-    again = fed.reopened()
-    assert (list(again.machine.tables), again.machine.identity) == (["t"], "")
-    again.do(c.Identify(FIRST))
-    again.save()
-    last = again.reopened()
-    assert last.machine.identity == FIRST
-    last.close()
 
 
 async def identity_of(api: Api, node: Node) -> str:

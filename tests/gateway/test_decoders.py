@@ -49,7 +49,7 @@ REQUEST = operations("0000000000000001", put(1, "a", {"x": [1]}))
 APPEND = messages.Append(3, 7, 2, 7, [(b"entry", 8, 3)])
 HEADER = segment.SegmentHeader(1, 0, 4096, 5)
 RECORD = segment.encode_record(1, segment.KIND_ENTRY, 1, 1, 0, 0, b"payload")
-HELLO = messages.Hello(1, "cluster", "n1", "uuid", "n2", b"n" * 16, 1, [1])
+HELLO = messages.Hello(3, "cluster", "n1", "uuid", "n2", b"n" * 16, 1, [1], 3)
 OPERATE = c.Operate(1, 1, 1, [c.Op(1, 1, "rows", "a", 7, b"1")])
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import dropping
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
 from oncegate.gateway.machine.state import state_digest
@@ -198,10 +197,16 @@ def test_rows_that_end_go_with_their_table_and_are_not_looked_for_afterwards() -
     log.declare()
     for number, (key, ttl_ms, bound) in enumerate((("a", 1_000, False), ("b", 0, True), ("c", 1_000, True)), 1):
         log.sequence = number
-        write = c.Write(
-            SequenceNumber(number), c.OpKind.PUT, "t", key, Fingerprint(number), b"1", ttl_ms=ttl_ms, bound=bound
+        write = c.Op(
+            SequenceNumber(number),
+            c.OpKind.PUT,
+            "t",
+            key,
+            Fingerprint(number),
+            b"1",
+            options=c.Options(ttl_ms=ttl_ms, bound=bound),
         )
-        log.do(c.OperateMixed(1, 1, SequenceNumber(number), [write]))
+        log.do(c.Operate(1, 1, SequenceNumber(number), [write]))
     assert len(log.machine.ends) == 3
     log.drop(force=True)
     assert log.do(c.CloseSession(1, 1)) == [None] or not log.machine.sessions.get(1)
@@ -212,8 +217,8 @@ def test_rows_that_end_go_with_their_table_and_are_not_looked_for_afterwards() -
 def test_rows_of_a_dropped_table_whose_time_is_over_are_not_found_due_again_before_it_is_swept() -> None:
     log = Log()
     log.declare()
-    write = c.Write(SequenceNumber(1), c.OpKind.PUT, "t", "a", Fingerprint(1), b"1", ttl_ms=1_000)
-    log.do(c.OperateMixed(1, 1, SequenceNumber(1), [write]))
+    write = c.Op(SequenceNumber(1), c.OpKind.PUT, "t", "a", Fingerprint(1), b"1", options=c.Options(ttl_ms=1_000))
+    log.do(c.Operate(1, 1, SequenceNumber(1), [write]))
     log.drop(force=True)
     machine, later = log.machine, 2_000
     due = machine.ends.due(later, c.END_MAX)
@@ -235,10 +240,6 @@ def test_tables_have_a_bound_also_over_the_life_of_a_cluster(monkeypatch: pytest
     refused(log.do(c.DeclareTable("more", "resident", QUOTA))[0], Code.QUOTA, "no number is left")
 
 
-def test_commands_need_the_level_that_all_members_know() -> None:
-    assert NEEDS[c.DropTable] == NEEDS[c.SweepTables] == 3
-
-
 @pytest.mark.parametrize("saves", [(), (2,), (3,), (2, 3, 4)], ids=str)
 def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: tuple[int, ...]
@@ -246,7 +247,7 @@ def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
     """A save before the drop, between the steps and after them: each reopens as what it was, and ends without a row."""
     monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", 3)
     fed = Fed(tmp_path)
-    fed.do(c.RaiseLevel(3), c.OpenSession("n", 3_600_000, 512))
+    fed.do(c.OpenSession("n", 3_600_000, 512))
     for name in ("t", "kept"):
         fed.do(c.DeclareTable(name, "resident", QUOTA))
     number = SequenceNumber(1)
@@ -256,8 +257,9 @@ def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
     ]
     fed.do(c.Operate(1, 1, number, ops))
     for at, key in ((10, "ends"), (11, "the last one ends")):
-        life = c.Write(SequenceNumber(at), c.OpKind.PUT, "t", key, Fingerprint(at), b"1", ttl_ms=60_000)
-        fed.do(c.OperateMixed(1, 1, number, [life]))
+        ends = c.Options(ttl_ms=60_000)
+        life = c.Op(SequenceNumber(at), c.OpKind.PUT, "t", key, Fingerprint(at), b"1", options=ends)
+        fed.do(c.Operate(1, 1, number, [life]))
     if saves:
         fed.save()
     steps: list[list[c.Command]] = [
@@ -265,7 +267,14 @@ def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
         [c.SweepTables()],
         [c.SweepTables()],
         [c.SweepTables(), c.DeclareTable("t", "resident", QUOTA)],
-        [c.OperateMixed(1, 1, number, [c.Write(SequenceNumber(12), 1, "t", "k00", Fingerprint(12), b"2", ttl_ms=5)])],
+        [
+            c.Operate(
+                1,
+                1,
+                number,
+                [c.Op(SequenceNumber(12), 1, "t", "k00", Fingerprint(12), b"2", options=c.Options(ttl_ms=5))],
+            )
+        ],
     ]
     for at, commands in enumerate(steps, 1):
         fed.do(*commands)
@@ -295,7 +304,7 @@ def test_state_in_memory_and_on_disk_are_the_same_through_drops(
         for n in range(1, 21)
     ]
     entries: list[list[c.Command]] = [
-        [c.RaiseLevel(3), c.OpenSession("n", 3_600_000, 512), c.DeclareTable("t", "resident", QUOTA)],
+        [c.OpenSession("n", 3_600_000, 512), c.DeclareTable("t", "resident", QUOTA)],
         [c.Operate(1, 1, SequenceNumber(1), ops)],
         [c.DropTable("t", 1, True)],
         *([c.SweepTables()] for _ in range(8)),

@@ -270,8 +270,8 @@ async def test_attempts_at_several_nodes_are_told_with_their_nodes(cluster: Loca
 
 def test_row_that_comes_back_with_its_takers_end_is_told_there_with_the_number_that_wrote_it() -> None:
     told = Told()
-    told.apply(c.operate(1, 1, 1, [transaction(1, *(put_row("t", f"r/{n}", [0]) for n in range(3)))]))
-    told.apply(c.operate(1, 1, 1, [transaction(2, take(2))]))
+    told.apply(c.Operate(1, 1, 1, [transaction(1, *(put_row("t", f"r/{n}", [0]) for n in range(3)))]))
+    told.apply(c.Operate(1, 1, 1, [transaction(2, take(2))]))
     taken = [key for key, _ in told.machine.tables["t"].rows.items() if key.startswith("x/")]
     assert len(taken) == 2
     told.apply(c.CloseSession(1, 1))

@@ -111,7 +111,7 @@ def test_what_is_remembered_of_single_operations_is_bounded_by_them_and_what_is_
         many = dice.randint(1, 9)
         log = Machine()
         ops = [c.Op(SequenceNumber(n), c.OpKind.DELETE, "t", "k", Fingerprint(0)) for n in range(1, many + 1)]
-        entry = c.encode_entry(0, [c.OperateMixed(9, 1, SequenceNumber(1), [c.as_write(op) for op in ops])])
+        entry = c.encode_entry(0, [c.Operate(9, 1, SequenceNumber(1), ops)])
         verdicts.applied(at, 0, log.apply(at, 1, entry))
         kept.append((at, many))
         while sum(size for _, size in kept) > 40:

@@ -17,7 +17,7 @@ from oncegate.gateway.answers import answer, flow_state
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.state import layout, state_digest
+from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.state_harness import Fed, ship
 
@@ -469,37 +469,6 @@ def test_saves_and_snapshots_hold_flows_that_were_changed_deleted_and_declared_a
     assert leader.machine.flows.get("f").batches.first == used + 1 == 4
     leader.close()
     follower.close()
-
-
-def test_flow_saved_by_a_build_that_knew_no_changes_is_read_and_its_format_kept(tmp_path: Path) -> None:
-    fed = Fed(tmp_path / "state")
-    fed.do(c.DeclareTable("t", "resident", 1 << 20))
-    fed.do(c.DeclareFlow(b'{"name":"f","source":"t","consumers":["x"]}'))
-    fed.save()
-    value = fed.state._store.value(layout.META_KEY)
-    assert value is not None
-    assert value[:4] == (3).to_bytes(4, "big"), "a build before reads it"
-    assert fed.state._store.value(layout.FLOWS_KEY) is None
-    for version, field, written in ((1, "retention_ms", 4), (2, "retention_bytes", 5)):
-        fed.do(c.AlterFlow("f", version, b'{"%s":1}' % field.encode()))
-        fed.save()
-        value = fed.state._store.value(layout.META_KEY)
-        assert value is not None
-        assert value[:4] == written.to_bytes(4, "big"), "a build before must not"
-    fed.close()
-
-
-def test_head_of_a_flow_as_earlier_builds_wrote_it_is_read() -> None:
-    declaration = {
-        "name": "f", "source": "t", "target": None, "max_items": 2, "max_bytes": 9, "linger_ms": 1, "retention_ms": 5,
-        "consumers": ["x"],
-    }  # fmt: skip
-    consumer = {"name": "x", "required": True, "cursor": 4, "fence": 2, "replays": 1, "nonces": [["n", 2]]}
-    old = msgspec.msgpack.encode([declaration, [consumer], 70, 3, 9, 12, 50, 10, 1])
-    head = layout.decode_head(Path("/state"), old)
-    assert (head.version, head.altered_ms, head.fences, head.declaration.consumer_expiry_ms) == (1, 0, 0, 0)
-    (one,) = head.consumers
-    assert (one.cursor, one.fence, one.attached, one.moved, one.expired) == (4, 2, True, True, False)
 
 
 def test_answer_to_an_alter_shows_the_flow_as_it_is_now() -> None:

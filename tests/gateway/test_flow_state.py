@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
 from oncegate.rifl.errors import Code, OncegateError
-from oncegate.rifl.ids import Fingerprint, SequenceNumber
-from tests.gateway.test_flow_changes import Cluster
 
 TABLES = ("t", "u", "v")
 
@@ -82,30 +79,6 @@ def test_fence_of_a_deleted_flow_is_not_given_out_again_also_if_its_consumer_was
         table.declare(flow(), TABLES, 0)
         given.append(table.attach("f", "job", "again")[0])
         assert given == sorted(set(given))
-
-
-def test_state_with_anything_that_an_earlier_build_does_not_know_is_not_plain_and_one_with_a_past_has_changed() -> None:
-    cluster = Cluster(consumers=("job",))
-    flows = cluster.machine.flows
-    cluster.done(c.DeclareTable("u", "resident", 1 << 20))
-    assert (flows.plain, flows.changed) == (True, False)
-    cluster.declare("later", max_items=4, consumers=("job",), target="u", shed_lag_bytes=100)
-    assert not flows.plain
-    cluster.write(50)
-    assert flows.get("later").shed_items
-    cluster.done(cluster.alter("later", 1, shed_lag_bytes=0))
-    assert flows.get("later").declaration.plain
-    assert (flows.plain, flows.changed) == (False, True), "what it has left out so far is still told"
-    cluster.done(c.DeleteFlow("later", 2, True))
-    assert (flows.plain, flows.changed) == (True, True), "its numbers are kept"
-
-    cluster.declare("cascade", target="u")
-    cluster.write()
-    fence, _ = cluster.done(c.Attach("cascade", "job", "n"))
-    assert (flows.plain, flows.changed) == (True, True)
-    op = c.Op(SequenceNumber(1), int(c.OpKind.PUT), "u", "k", Fingerprint(1), b"1")
-    cluster.done(c.Cascade("cascade", "job", 1, 1, fence, False, 1, [op]))
-    assert (flows.plain, flows.changed) == (False, True), "a batch of which some parts were written"
 
 
 def test_refusals_of_flows_leave_typed() -> None:

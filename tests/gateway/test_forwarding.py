@@ -26,13 +26,15 @@ from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from tests.gateway.http_contract import founded
 
-_SENT = bytes.fromhex("709297a16f09010191990101a174a16b07c401310000c0a161a097a2736fa16ecdea6040a0ce001e8480ce001e8480")
+_SENT = bytes.fromhex(
+    "709298a16f090101919ba16f0101a174a16b07c401310000c0c0a161a0c297a2736fa16ecdea6040a0ce001e8480ce001e8480"
+)
 _ANSWERED = bytes.fromhex(
     "929582a7726573756c74739185a873657175656e636501a6737461747573a76170706c696564a6636f6d6d697405a776657273696f6e05"
     "a87265706c61796564c2a96d656d6f72795f6d73cdea6005c2c0cdea6095c000c294a551554f5441a466756c6cc0ab6e6f745f6170706c"
     "696564c0"
 )
-"""What builds of protocol version 2 sent and answered before frames were shared."""
+"""What builds of protocol version 3 send and answer."""
 
 
 class Peers:
@@ -462,7 +464,7 @@ async def test_frame_for_a_node_that_was_just_elected_waits_until_it_may_propose
         assert [one.refusal for one in await served] == [None, None]
 
 
-async def test_frames_are_those_of_earlier_builds(files: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_are_those_of_their_protocol_version(files: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     put = c.Operate(9, 1, 1, [c.Op(1, 1, "t", "k", 7, b"1")], "a", "")
     async with running(files) as node:
         await founded(node)

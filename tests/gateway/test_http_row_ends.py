@@ -23,7 +23,6 @@ async def gone(api: Api, key: str) -> None:
 async def test_node_ends_rows_by_time_and_with_their_session_and_explain_says_why(api: Api) -> None:
     await declare(api)
     client_id = await api.session()
-    await api.call("POST", "/v1/cluster/level", {"level": 3})
     writes = (
         write(1, "timed", ttl_ms=1),
         write(2, "mine", bound=True),
@@ -51,7 +50,6 @@ async def test_node_ends_rows_by_time_and_with_their_session_and_explain_says_wh
 
 async def test_header_lets_a_row_end_for_callers_without_the_sdk(api: Api) -> None:
     await declare(api)
-    await api.call("POST", "/v1/cluster/level", {"level": 3})
     path = "/v1/tables/rows/rows/k"
 
     async def sent(method: str, key: str, ttl_ms: str, where: str = path, body: Any = 1) -> Any:

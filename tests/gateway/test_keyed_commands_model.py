@@ -13,7 +13,6 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.idempotency_keys import NO_NUMBER
-from oncegate.gateway.machine.levels import BUCKETS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
 from oncegate.rifl.key_table import NO_TIME
@@ -36,7 +35,7 @@ class Two:
     def __init__(self) -> None:
         self.machines = Machine(), Machine()
         self.index = self.now_ms = 0
-        self.apply(c.DeclareTable("rows", "resident", 1 << 30), c.RaiseLevel(BUCKETS))
+        self.apply(c.DeclareTable("rows", "resident", 1 << 30))
 
     def apply(self, *commands: Any) -> Any:
         self.index += 2

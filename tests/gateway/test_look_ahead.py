@@ -26,11 +26,11 @@ def op(place: Place) -> c.Op:
 
 
 @st.composite
-def mixed(draw: st.DrawFn) -> tuple[list[c.Write | c.Transaction], list[Place]]:
+def mixed(draw: st.DrawFn) -> tuple[list[c.Op | c.Transaction], list[Place]]:
     """Draw writes and transactions, and the rows of all of them."""
-    ops, rows = list[c.Write | c.Transaction](), list[Place]()
+    ops, rows = list[c.Op | c.Transaction](), list[Place]()
     for many in draw(st.lists(st.lists(places, min_size=1, max_size=3), max_size=3)):
-        writes = [c.as_write(op(place)) for place in many]
+        writes = [op(place) for place in many]
         rows += many
         if draw(st.booleans()):
             ops.append(c.Transaction(ONE, PRINT, [c.Condition("t", "unread", c.Test.ABSENT)], writes))
@@ -43,34 +43,22 @@ def mixed(draw: st.DrawFn) -> tuple[list[c.Write | c.Transaction], list[Place]]:
 def told(draw: st.DrawFn) -> Told:
     """Draw a command of any kind, with what it names."""
     tenant, whose = draw(st.sampled_from(["", "bob"])), (1, 1, ONE)
-    kind = draw(st.integers(0, 5))
+    kind = draw(st.integers(0, 2))
     if kind == 0:
-        rows = draw(st.lists(places, max_size=4))
-        return c.Operate(*whose, [op(place) for place in rows], tenant), rows, []
+        parts, rows = list[c.Op | c.Transaction | c.Puts](), list[Place]()
+        for many in draw(st.lists(st.lists(places, min_size=1, max_size=3), max_size=3)):
+            if draw(st.booleans()):
+                parts.append(c.Puts(ONE, many[0][0], b"", [key for _, key in many], []))
+                rows += [(many[0][0], key) for _, key in many]
+            else:
+                ops, others = draw(mixed())
+                parts += ops
+                rows += others
+        return c.Operate(*whose, parts, tenant), rows, []
     if kind == 1:
         ops, rows = draw(mixed())
-        return draw(st.sampled_from([c.OperateMixed, c.OperateMixed5]))(*whose, ops, tenant), rows, []
-    if kind == 2:
-        parts, rows = list[c.Puts | c.Singles](), list[Place]()
-        for many in draw(st.lists(st.lists(places, min_size=1, max_size=3), max_size=3)):
-            run = [(many[0][0], key) for _, key in many]
-            in_columns = draw(st.booleans())
-            rows += run if in_columns else many
-            parts.append(
-                c.Puts(ONE, many[0][0], b"", [key for _, key in run], [])
-                if in_columns
-                else c.Singles([op(place) for place in many])
-            )
-        return c.OperateRuns(*whose, parts, tenant), rows, []
-    if kind == 3:
-        rows = draw(st.lists(places, max_size=4))
-        items = [c.KeyedOp(f"k{at}", NO_TIME, op(place)) for at, place in enumerate(rows)]
-        return c.Keyed(9, items, tenant), rows, [f"{tenant}\0k{at}" for at in range(len(rows))]
-    if kind == 4:
-        ops, rows = draw(mixed())
-        under = [c.KeyedMixedOp(f"m{at}", NO_TIME, one) for at, one in enumerate(ops)]
-        keyed = draw(st.sampled_from([c.KeyedMixed, c.KeyedMixed5]))(9, under, tenant)
-        return keyed, rows, [f"{tenant}\0m{at}" for at in range(len(ops))]
+        under = [c.KeyedOp(f"m{at}", NO_TIME, one) for at, one in enumerate(ops)]
+        return c.Keyed(9, under, tenant), rows, [f"{tenant}\0m{at}" for at in range(len(ops))]
     other = [c.Range(*whose, "s", ONE, bytes(8), b"", tenant), c.DeclareTable("t", "resident", 9), c.ForgetKeys()]
     return draw(st.sampled_from(other)), [], []
 

@@ -19,7 +19,6 @@ from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import put_runs
 from oncegate.gateway.machine.flow_commands import Start
-from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated, Ranged
 from oncegate.gateway.machine.state import state_digest
@@ -83,7 +82,7 @@ def operations(draw: st.DrawFn) -> wire.Operation:
 
 
 @st.composite
-def operates(draw: st.DrawFn) -> c.Operate | c.OperateMixed:
+def operates(draw: st.DrawFn) -> c.Operate:
     many = draw(st.lists(operations(), min_size=1, max_size=4))
     request = wire.OperationsRequest(f"{draw(clients):016x}", draw(st.integers(1, 2)), draw(first_incompletes), many)
     return msgspec.structs.replace(request_bodies.operations(request), tenant=draw(tenants))
@@ -105,12 +104,12 @@ def bursts(draw: st.DrawFn) -> c.Operate:
 
 
 @st.composite
-def keyed(draw: st.DrawFn) -> c.Keyed | c.KeyedMixed:
+def keyed(draw: st.DrawFn) -> c.Keyed:
     lifetime_ms, tenant, command = draw(st.sampled_from([0, 1_000, 3_000])), draw(tenants), draw(operates())
     under = st.tuples(st.sampled_from(["ka", "kb", "kc", "kd"]), named)
     if isinstance(command, c.Operate):
         return c.Keyed(lifetime_ms, [c.KeyedOp(*draw(under), op) for op in command.ops], tenant)
-    return c.KeyedMixed(lifetime_ms, [c.KeyedMixedOp(*draw(under), op) for op in command.ops], tenant)
+    return c.Keyed(lifetime_ms, [c.KeyedOp(*draw(under), op) for op in command.ops], tenant)
 
 
 @st.composite
@@ -170,7 +169,6 @@ commands = st.one_of(operates(), bursts(), bursts(), ranges(), keyed(), controls
 entries = st.lists(st.tuples(st.integers(-500, 2_000), st.lists(commands, max_size=4)), max_size=12)
 
 START: list[c.Command] = [
-    c.RaiseLevel(NEWEST),
     c.DeclareTable("t", "resident", 1 << 20),
     c.DeclareTable("s", "stream", 1 << 20),
     c.DeclareTable("small", "stream", 500),
@@ -262,7 +260,7 @@ def test_whole_log_sent_again_executes_nothing_twice(log: list[tuple[int, list[c
     operated: Entries = [
         (
             time_ms,
-            [one for one in commands if isinstance(one, c.Operate | c.OperateMixed | c.Range) and one.client_id == 1],
+            [one for one in commands if isinstance(one, c.Operate | c.Range) and one.client_id == 1],
         )
         for time_ms, commands in stamped([(0, commands) for _, commands in log])
     ]

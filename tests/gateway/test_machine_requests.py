@@ -72,12 +72,12 @@ def test_rows_of_an_entry_are_read_ahead_together_whoever_writes_them() -> None:
     machine = Machine(lambda _: Looked())
     machine.apply(1, 1, c.encode_entry(1, [c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", HOUR, 9)]))
     sent = [put(at, key=f"k{at}") for at in range(1, 6)]
-    late = [c.as_write(one) for one in sent[3:]]
+    late = sent[3:]
     commands: list[c.Command] = [
         c.Keyed(HOUR, [c.KeyedOp("a", NO_TIME, sent[0]), c.KeyedOp("b", NO_TIME, sent[1])]),
         c.Operate(1, 1, SequenceNumber(1), [sent[2]]),
-        c.KeyedMixed(HOUR, [c.KeyedMixedOp("c", NO_TIME, late[0])]),
-        c.OperateMixed(1, 1, SequenceNumber(1), [late[1]]),
+        c.Keyed(HOUR, [c.KeyedOp("c", NO_TIME, late[0])]),
+        c.Operate(1, 1, SequenceNumber(1), [late[1]]),
     ]
     machine.apply(2, 1, c.encode_entry(2, commands))
     assert Looked.ahead == [["k1", "k2", "k3", "k4", "k5"]]

@@ -584,7 +584,7 @@ def test_what_may_not_be_ordered_is_refused_for_the_first_reason_and_leaves_noth
     ordering._is_founding = is_founding
     for number in range(400):
         ordered = dice.choice(
-            (c.OpenSession(str(number), 60_000, 64), c.Keyed(1, []), c.KeyedMixed(1, []), c.DropTable("t", 1, True))
+            (c.OpenSession(str(number), 60_000, 64), c.Keyed(1, []), c.Keyed(1, []), c.DropTable("t", 1, True))
         )
         walk.level = dice.choice((1, NEWEST - 1, NEWEST))
         founding, full, stalled = (dice.random() < 0.3 for _ in range(3))
@@ -597,7 +597,7 @@ def test_what_may_not_be_ordered_is_refused_for_the_first_reason_and_leaves_noth
             expected = Code.NOT_READY if founding else Code.CONFLICT
         elif stalled:
             expected = "stalled"
-        elif isinstance(ordered, (c.Keyed, c.KeyedMixed)) and walk.leadership.leads and full:
+        elif isinstance(ordered, c.Keyed) and walk.leadership.leads and full:
             expected = Code.QUOTA
         seen.add(expected)
         if expected is None:

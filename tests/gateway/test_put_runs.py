@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
@@ -19,7 +20,6 @@ from oncegate.rifl.rule import Rejected
 from tests.gateway.logs import apart, told
 
 START: list[c.Command] = [
-    c.RaiseLevel(4),
     c.DeclareTable("t", "resident", 1 << 20),
     c.DeclareTable("u", "resident", 1_500),
     c.DeclareTable("s", "stream", 400),
@@ -75,8 +75,10 @@ def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.Monkey
         if dice.random() < 0.2:
             commands.insert(0, c.Resolve(1, SequenceNumber(max(1, highest + dice.randint(-3, 4)))))
         if dice.random() < 0.2:
-            lasting = c.Write(SequenceNumber(0), 1, "t", f"k{index % 9}", Fingerprint(index), b"1", ttl_ms=9)
-            commands.append(c.KeyedMixed(1_000, [c.KeyedMixedOp(f"key {index}", NO_TIME, lasting)]))
+            lasting = c.Op(
+                SequenceNumber(0), 1, "t", f"k{index % 9}", Fingerprint(index), b"1", options=c.Options(ttl_ms=9)
+            )
+            commands.append(c.Keyed(1_000, [c.KeyedOp(f"key {index}", NO_TIME, lasting)]))
         short = [put_runs.in_columns(command) for command in commands]
         plain = singles.apply(index, 1, c.encode_entry(index, commands))
         same = runs.apply(index, 1, c.encode_entry(index, short))
@@ -101,10 +103,10 @@ def test_only_plain_puts_under_adjacent_numbers_on_one_table_travel_in_columns()
     least, puts = put_runs.RUN_MIN, [put(number) for number in range(1, 31)]
     mixed = sent(*puts[:least], put(least + 1, test=1), *puts[least + 1 : least + 4], put(20, "u"), *puts[20:30])
     columns = put_runs.in_columns(mixed)
-    assert isinstance(columns, c.OperateRuns)
+    assert isinstance(columns, c.Operate)
     assert columns.ops == mixed.ops
-    shapes = [(part.first, len(part.keys)) if isinstance(part, c.Puts) else len(part.ops) for part in columns.parts]
-    assert shapes == [(1, least), 5, (21, 10)]
+    shapes = [(part.first, len(part.keys)) if isinstance(part, c.Puts) else 1 for part in columns.parts]
+    assert shapes == [(1, least), 1, 1, 1, 1, 1, (21, 10)]
     few, alone = puts[: least - 1], [put(number, test=1) for number in range(1, 31)]
     for ops in (few, alone, [*puts[:least], *alone[least:]], puts[::2]):
         assert put_runs.in_columns(command := sent(*ops)) is command
@@ -131,7 +133,7 @@ def test_quota_is_the_same_to_the_byte_for_runs_single_operations_and_the_look_t
     found = []
     for form in (put_runs.in_columns, lambda command: command):
         machine = Machine()
-        start = [c.RaiseLevel(4), c.DeclareTable("q", "resident", needed + spare), c.OpenSession("n", 60_000, 24)]
+        start = [c.DeclareTable("q", "resident", needed + spare), c.OpenSession("n", 60_000, 24)]
         machine.apply(1, 1, c.encode_entry(0, start))
         [result] = machine.apply(2, 1, c.encode_entry(0, [form(c.Operate(1, 1, SequenceNumber(1), ops))]))
         assert isinstance(result, Operated)
@@ -166,17 +168,40 @@ def test_runs_of_six_travel_in_columns_if_they_are_half_of_a_request(shape: str,
     sent = put_runs.in_columns(command)
     assert (sent is not command) is in_columns
     assert sent.ops == command.ops  # type: ignore[union-attr]
-    if isinstance(sent, c.OperateRuns):
-        runs = [len(part.keys) for part in sent.parts if isinstance(part, c.Puts)]
-        assert min(runs) >= 6
-        kinds = [type(part) for part in sent.parts]
-        assert (c.Singles, c.Singles) not in pairwise(kinds), "what is between runs is one part"
+    assert isinstance(sent, c.Operate)
+    assert all(len(part.keys) >= 6 for part in sent.parts if isinstance(part, c.Puts))
+    assert any(isinstance(part, c.Puts) for part in sent.parts) is in_columns
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"options": c.Options(ttl_ms=1)},
+        {"in_order": True},
+        {"transaction": True},
+    ],
+    ids=["options", "in order", "transaction"],
+)
+def test_what_a_run_cannot_say_is_in_none(other: dict[str, Any]) -> None:
+    puts = list[c.Op | c.Transaction](ops("p" * 12))
+    if "options" in other:
+        puts[0] = msgspec.structs.replace(puts[0], **other)
+    if "transaction" in other:
+        puts[0] = c.Transaction(SequenceNumber(1), Fingerprint(1), [], [])
+    command = c.Operate(1, 1, SequenceNumber(1), puts, in_order="in_order" in other)
+    sent = put_runs.in_columns(command)
+    assert isinstance(sent, c.Operate)
+    assert sent.ops == command.ops
+    if "in_order" in other:
+        assert sent is command
+    else:
+        assert [type(part) for part in sent.parts] == [type(puts[0]), c.Puts]
 
 
 def test_put_of_null_is_its_text_in_columns() -> None:
     sent = [c.Op(SequenceNumber(at), 1, "t", "k", Fingerprint(at), None if at % 2 else b"7") for at in range(1, 7)]
     columns = put_runs.in_columns(c.Operate(1, 1, SequenceNumber(1), sent, "tenant", "00-a"))
-    assert isinstance(columns, c.OperateRuns)
+    assert isinstance(columns, c.Operate)
     [part] = columns.parts
     assert isinstance(part, c.Puts)
     assert part.values == [b"null", b"7"] * 3

@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import ANY
 
-import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.put_runs import in_columns
-from oncegate.gateway.machine.state import MachineState, layout, state_digest
-from oncegate.gateway.machine.state.errors import StateVersionUnknown
+from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.completion import RangeRecord
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import SequenceNumber
 from tests.gateway.logs import told
 from tests.gateway.state_harness import Fed, ship
-from tests.gateway.test_cascades import format_of
 
 LEASE_MS = 10_000
 
@@ -85,14 +82,13 @@ def _puts(first: int, count: int, acked: int = 1) -> c.Command:
 
 def test_run_of_puts_is_remembered_in_one_record_over_saves_snapshots_and_acks_inside_of_it(tmp_path: Path) -> None:
     fed = Fed(tmp_path / "state")
-    fed.do(c.RaiseLevel(4), c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32))
+    fed.do(c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32))
     fed.do(_puts(1, 8), _puts(10, 6, acked=3))
     assert [(run.first, run.last, run.commit) for run in fed.machine.trackers[1].runs] == [(3, 8, 3), (10, 15, 9)]
     assert not fed.machine.trackers[1].kept_singly
     assert fed.do(c.Resolve(1, SequenceNumber(9)))[0].resolution.fate == "sealed"
     assert fed.do(c.Resolve(1, SequenceNumber(12)))[0].resolution.record.commit == 11
     fed.save()
-    assert format_of(fed) == 8
     other = Fed(tmp_path / "other")
     ship(fed.state, other.state).install()
     digests: set[str] = set()
@@ -110,34 +106,14 @@ def test_run_of_puts_is_remembered_in_one_record_over_saves_snapshots_and_acks_i
     assert len(digests) == 1
 
 
-def test_state_below_level_4_knows_no_runs_and_has_the_format_of_before(tmp_path: Path) -> None:
-    fed = Fed(tmp_path)
-    fed.do(c.RaiseLevel(3), c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32), _increment(1))
-    fed.save()
-    assert format_of(fed) == 7
-    image = layout.encode_session(fed.machine.sessions.live(1, 1, 0), fed.machine.trackers[1])  # type: ignore[arg-type]
-    assert len(msgspec.msgpack.decode(image, strict=False, type=list[msgspec.Raw])) == 5
-    fed.close()
-
-
-def test_build_that_knows_no_runs_refuses_a_state_of_level_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = Fed(tmp_path)
-    fed.do(c.RaiseLevel(4), c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", LEASE_MS, 32), _puts(1, 8))
-    fed.save()
-    fed.close()
-    monkeypatch.setattr(layout, "FORMAT", 7)
-    with pytest.raises(StateVersionUnknown, match="8; this build reads up to 7: start the build that wrote it"):
-        MachineState(tmp_path)
-
-
-@pytest.mark.parametrize("level", [4, 5])
-def test_the_nonce_of_a_closed_session_is_remembered_by_every_node_from_level_5_on(tmp_path: Path, level: int) -> None:
+def test_the_nonce_of_a_closed_session_is_remembered_by_every_node(tmp_path: Path) -> None:
     fed, other = Fed(tmp_path / "s"), Fed(tmp_path / "other")
-    fed.do(c.RaiseLevel(level), c.OpenSession("n", 5_000, 8), c.CloseSession(1, 1))
+    fed.do(c.OpenSession("n", 5_000, 8), c.CloseSession(1, 1))
     fed.save()
     ship(fed.state, other.state).install()
     assert state_digest(other.machine) == state_digest(fed.machine)
     for node in (fed.reopened(), other):
         (again,) = node.do(c.OpenSession("n", 5_000, 8), at_ms=4_000)
-        assert (isinstance(again, OncegateError), node.machine.sessions.get(2) is None) == (level == 5, level == 5)
+        assert isinstance(again, OncegateError)
+        assert node.machine.sessions.get(2) is None
         node.close()

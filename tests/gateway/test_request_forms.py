@@ -2,86 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import levels
-from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.results import Operated, Ranged, SessionAnswer
-from oncegate.gateway.machine.state import state_digest
+from oncegate.gateway.machine.results import Ranged, SessionAnswer
 from oncegate.rifl.completion import RangeRecord
-from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.key_table import NO_TIME
 from oncegate.rifl.range_rule import RefusedPart
 from oncegate.rifl.rule import Refusal
 from tests.gateway.logs import told
-from tests.gateway.test_machine import QUOTA, Log, increment, op, put, session, started
-
-KINDS = [c.OpKind.PUT, c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.APPEND, c.OpKind.DELETE, c.OpKind.GET]
-ops = st.builds(
-    lambda number, kind, key, table, absent: op(
-        number,
-        kind,
-        key,
-        table=table,
-        value=b"[5]" if kind in (c.OpKind.PUT, c.OpKind.APPEND) else None,
-        by=1 if kind is c.OpKind.INCREMENT else 0,
-        test=int(c.Test.ABSENT) if absent and kind is not c.OpKind.GET else 0,
-    ),
-    st.integers(1, 9),
-    st.sampled_from(KINDS),
-    st.sampled_from("ab"),
-    st.sampled_from(["t", "t", "t", "s", "small", "nowhere"]),
-    st.sampled_from([False, False, True]),
-)
-requests = st.builds(
-    c.Operate,
-    st.sampled_from([1, 1, 1, 1, 2, 7]),
-    st.sampled_from([1, 1, 1, 2]),
-    st.integers(1, 4),
-    st.lists(ops, min_size=1, max_size=4),
-    st.sampled_from(["", "", "", "bob"]),
-    st.sampled_from(["", "00-trace"]),
-)
-steps = st.lists(st.tuples(st.sampled_from([0, 0, 10, 700]), requests | st.just(c.TakeOver(1, "z"))), max_size=14)
-
-
-def asked(machine: Machine, index: int, now: int, command: c.Command) -> list[Any]:
-    """Apply a command; return what it is told, and what it has changed."""
-    [result] = machine.apply(index, 1, c.encode_entry(now, [command]))
-    answer = result.code if isinstance(result, OncegateError) else result
-    if isinstance(result, Operated):
-        answer = [*map(told, result.verdicts)], result.memory_ms, result.keyed
-    return [answer, machine.replayed, machine.commit, list(machine.changes), machine.joined]
-
-
-@given(steps)
-def test_operations_do_in_the_form_of_a_later_level_what_they_do_in_the_first(steps: list[tuple[int, Any]]) -> None:
-    """Fenced, expired and other tenants' sessions, replays and full tables among them; flows get the same items."""
-    machines = Machine(), Machine(), Machine()
-    declared = [c.DeclareTable(name, kind, QUOTA) for name, kind in (("t", "resident"), ("s", "stream"))]
-    flow = c.DeclareFlow(b'{"name":"f","source":"t"}')
-    start = [*declared, c.DeclareTable("small", "resident", 10), flow, session("a", 1_000, 6), session("b", 500, 6)]
-    for machine in machines:
-        machine.apply(1, 1, c.encode_entry(0, [c.RaiseLevel(levels.NEWEST), *start]))
-    now = 0
-    for index, (later, command) in enumerate(steps, 2):
-        now += later
-        forms = [command] * 3
-        if isinstance(command, c.Operate):
-            whose = command.client_id, command.epoch, command.first_incomplete
-            sent = whose, [c.as_write(one) for one in command.ops], command.tenant, command.traceparent
-            forms[1:] = [c.OperateMixed(*sent[0], *sent[1:]), c.OperateMixed5(*sent[0], *sent[1:])]
-        first, *others = (asked(machine, index, now, form) for machine, form in zip(machines, forms, strict=True))
-        assert others == [first, first]
-        assert len({state_digest(machine) for machine in machines}) == 1
-    for name in "fs":
-        runs = [machine.flows.get(name).segment.snapshot().chunks for machine in machines]
-        assert runs[1:] == [runs[0]] * 2
+from tests.gateway.test_machine import QUOTA, Log, increment, put, session, started
 
 
 @pytest.mark.parametrize("tenant", ["", "bob"])
@@ -136,14 +66,6 @@ def test_answer_of_a_session_has_all_that_its_owner_goes_on_with() -> None:
     assert log.machine.fenced_by(7, 1) == ""
 
 
-def test_keys_are_kept_by_bucket_from_their_level_on() -> None:
-    log = started()
-    log.do(c.RaiseLevel(levels.BUCKETS - 1))
-    assert not log.machine.keys.by_bucket
-    log.do(c.RaiseLevel(levels.BUCKETS))
-    assert log.machine.keys.by_bucket
-
-
 def test_range_is_recorded_and_kept_with_its_prints_and_its_trace() -> None:
     """Cut by what was there before: of each part its own prints, numbers and place in the body."""
     log = started()
@@ -164,10 +86,12 @@ def test_range_is_recorded_and_kept_with_its_prints_and_its_trace() -> None:
 
 def test_sessions_that_end_in_one_entry_end_with_all_their_rows_as_one() -> None:
     log = Log()
-    log.do(c.RaiseLevel(levels.NEWEST), c.DeclareTable("t", "resident", QUOTA), session("a"), session("b"))
+    log.do(c.DeclareTable("t", "resident", QUOTA), session("a"), session("b"))
     for client in (1, 2):
-        writes = [c.Write(at, int(c.OpKind.PUT), "t", f"{client}{at}", 0, b"1", bound=True) for at in (1, 2)]
-        log.do(c.OperateMixed(client, 1, 1, writes))
+        writes = [
+            c.Op(at, int(c.OpKind.PUT), "t", f"{client}{at}", 0, b"1", options=c.Options(bound=True)) for at in (1, 2)
+        ]
+        log.do(c.Operate(client, 1, 1, writes))
     [(rows, sessions)] = log.do(c.Reap([1, 2]), at=10_001)
     assert ([one.commit for one in rows], sessions) == ([5, 6, 7, 8], 2)
     assert ([change[:2] for change in log.machine.changes], log.machine.joined) == (
@@ -181,7 +105,7 @@ def test_table_that_is_dropped_is_found_by_name_while_it_has_rows() -> None:
     log = started()
     log.one(put(1))
     table = log.machine.tables["t"]
-    log.do(c.RaiseLevel(levels.NEWEST), c.DropTable("t", table.incarnation, True))
+    log.do(c.DropTable("t", table.incarnation, True))
     assert log.machine.table_of("t") is table
     assert log.machine.every_table() == [log.machine.tables["s"], table]
     assert log.machine.table_of("s") is log.machine.tables["s"]
@@ -192,8 +116,8 @@ def test_table_that_is_dropped_is_found_by_name_while_it_has_rows() -> None:
 @pytest.mark.parametrize("in_order", [False, True])
 def test_nothing_new_is_done_behind_a_refusal_of_a_request_in_order_and_of_no_other(in_order: bool) -> None:
     log = started()
-    log.do(c.RaiseLevel(levels.NEWEST), c.DeclareTable("small", "resident", 10))
-    writes = [c.as_write(one) for one in (put(1, "x" * 20, table="small"), put(2))]
-    log.do(c.OperateMixed5(1, 1, 1, writes, in_order=in_order))
+    log.do(c.DeclareTable("small", "resident", 10))
+    writes = [put(1, "x" * 20, table="small"), put(2)]
+    log.do(c.Operate(1, 1, 1, writes, in_order=in_order))
     assert log.value("k") == (None if in_order else 1)
     assert log.machine.commit == (not in_order)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.idempotency_keys import KIND_PARTS, check_room, has_room
-from oncegate.gateway.machine.levels import BUCKETS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.key_records import KEY_OVERHEAD_BYTES, KeyKind
@@ -25,7 +24,7 @@ class Leader:
 
     def __init__(self) -> None:
         self.machine, self.index, self.now, self.used = Machine(), 0, 0, 0
-        self.apply(c.DeclareTable("t", "resident", 1 << 30), c.RaiseLevel(BUCKETS))
+        self.apply(c.DeclareTable("t", "resident", 1 << 30))
 
     def apply(self, *commands: Any) -> None:
         self.index += 1

@@ -41,8 +41,8 @@ class Tried:
         self.sessions: list[int] = []
         self.renewed: dict[int, int] = {}
         self.numbers: dict[int, int] = {}
-        self.sent: dict[int, c.OperateMixed] = {}
-        self.do(c.RaiseLevel(3), *(c.DeclareTable(name, "resident", 1 << 20) for name in TABLES))
+        self.sent: dict[int, c.Operate] = {}
+        self.do(*(c.DeclareTable(name, "resident", 1 << 20) for name in TABLES))
         self.sessions = [self.open(), self.open()]
 
     def do(self, *commands: c.Command) -> list[Any]:
@@ -62,11 +62,17 @@ class Tried:
         self.numbers[client] += 1
         kind, (ttl_ms, bound) = c.OpKind[what.upper()], life if what != "delete" else (0, False)
         value = b"%d" % self.numbers[client] if what in ("put", "append") else None
-        op = c.Write(
-            SequenceNumber(self.numbers[client]), kind, *place, Fingerprint(7), value, 1, ttl_ms=ttl_ms, bound=bound
+        op = c.Op(
+            SequenceNumber(self.numbers[client]),
+            kind,
+            *place,
+            Fingerprint(7),
+            value,
+            1,
+            options=c.Options(ttl_ms=ttl_ms, bound=bound),
         )
         epoch = self.fed.machine.sessions.get(client).epoch  # type: ignore[union-attr]
-        self.sent[client] = c.OperateMixed(client, epoch, SequenceNumber(1), [op])
+        self.sent[client] = c.Operate(client, epoch, SequenceNumber(1), [op])
         (done,) = self.do(self.sent[client])
         result = done.verdicts[0].record.result
         if result is not None and result.refusal is not None:

@@ -31,10 +31,10 @@ class Node:
         self.turns.applied(self.machine.changes)
 
     def put(self, *keys: str) -> None:
-        self.do(c.operate(1, 1, self.at, [transaction(self.at, *(put("t", key, 1) for key in keys))]))  # type: ignore[arg-type]
+        self.do(c.Operate(1, 1, self.at, [transaction(self.at, *(put("t", key, 1) for key in keys))]))  # type: ignore[arg-type]
 
     def delete(self, key: str) -> None:
-        self.do(c.operate(1, 1, self.at, [transaction(self.at, {"op": "delete", "table": "t", "key": key})]))  # type: ignore[arg-type]
+        self.do(c.Operate(1, 1, self.at, [transaction(self.at, {"op": "delete", "table": "t", "key": key})]))  # type: ignore[arg-type]
 
     async def waiting(self, prefix: str = "r/", count: int = 1, *, wait_s: float = 60.0) -> asyncio.Task[int]:
         task = asyncio.create_task(self.turns.wait("t", prefix, count, wait_s, ""))

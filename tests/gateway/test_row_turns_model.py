@@ -87,7 +87,7 @@ class Walk:
             for place in self.places():
                 self.give(*place, sum(place[0] == table and key.startswith(place[1]) for key in came))
             self.rows.update({(table, key): self.writes for key in keys})
-        node.do(c.operate(1, 1, at, [transaction(at, *ops)]))  # type: ignore[arg-type]
+        node.do(c.Operate(1, 1, at, [transaction(at, *ops)]))  # type: ignore[arg-type]
         if self.expected and self.dice.random() < 0.4:
             # It leaves in the turn in which it is told: the next one has its turns.
             gone, turns = self.expected.pop(self.dice.randrange(len(self.expected)))

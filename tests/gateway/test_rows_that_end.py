@@ -29,7 +29,7 @@ class Log:
         self.at_ms = 0
         self.entries = 0
         self.numbers: dict[int, int] = {}
-        self.do(c.RaiseLevel(3), *(c.DeclareTable(name, "resident", 1 << 20) for name in ("t", "u")))
+        self.do(*(c.DeclareTable(name, "resident", 1 << 20) for name in ("t", "u")))
         self.do(c.DeclareTable("s", "stream", 1 << 20))
         self.do(*(c.OpenSession(f"n{client}", LEASE_MS, 512) for client in (1, 2)))
 
@@ -51,9 +51,10 @@ class Log:
         self.numbers[client] = max(number, self.numbers.get(client, 0))
         kind = c.OpKind[what.upper()]
         text = b"1" if kind in (c.OpKind.PUT, c.OpKind.APPEND) else None
-        draft = c.Write(SequenceNumber(number), kind, table, key, Fingerprint(0), text, 1, test, None, ttl, bound)
+        draft = c.Op(SequenceNumber(number), kind, table, key, Fingerprint(0), text, 1, test)
+        draft = c.with_options(draft, ttl_ms=ttl, bound=bound)
         op = msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
-        return self.one(c.OperateMixed(client, 1, SequenceNumber(1), [op]), at=at).verdicts[0]
+        return self.one(c.Operate(client, 1, SequenceNumber(1), [op]), at=at).verdicts[0]
 
     def end(self, at: int) -> list[Ended]:
         """Do what the leader does at a time: propose what is due, if anything is."""
@@ -271,8 +272,8 @@ def test_what_makes_no_row_and_stream_tables_take_no_end(log: Log, what: str) ->
 
 def test_key_without_a_session_can_end_by_time_and_is_bound_to_nobody(log: Log) -> None:
     def keyed(name: str, **more: Any) -> Any:
-        op = c.Write(SequenceNumber(1), c.OpKind.PUT, "t", name, Fingerprint(7), b"1", **more)
-        return log.one(c.KeyedMixed(1_000, [c.KeyedMixedOp(name, NO_TIME, op)])).verdicts[0]
+        op = c.Op(SequenceNumber(1), c.OpKind.PUT, "t", name, Fingerprint(7), b"1", options=c.Options(**more))
+        return log.one(c.Keyed(1_000, [c.KeyedOp(name, NO_TIME, op)])).verdicts[0]
 
     assert keyed("b", bound=True).refusal.code is Code.BAD_REQUEST
     keyed("k", ttl_ms=10)
@@ -313,10 +314,11 @@ def test_so_many_rows_are_due_at_once_those_that_ended_first(log: Log) -> None:
 def test_transaction_gives_its_rows_ends_and_counts_them_together(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     def transact(number: int, keys: str) -> Any:
         writes = [
-            c.Write(SequenceNumber(number), c.OpKind.PUT, "t", key, Fingerprint(0), b"1", bound=True) for key in keys
+            c.Op(SequenceNumber(number), c.OpKind.PUT, "t", key, Fingerprint(0), b"1", options=c.Options(bound=True))
+            for key in keys
         ]
         one = c.Transaction(SequenceNumber(number), c.fingerprint_transaction([], writes), [], writes)
-        return log.one(c.OperateMixed(1, 1, SequenceNumber(1), [one])).verdicts[0]
+        return log.one(c.Operate(1, 1, SequenceNumber(1), [one])).verdicts[0]
 
     monkeypatch.setattr(tables, "BOUND_ROWS_MAX", 3)
     transact(1, "ab")

@@ -8,33 +8,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from oncegate.gateway.backup.fence import CLOCK_MARGIN_MS, fence
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state import MachineState, layout, state_digest
-from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
+from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.ids import CommitNumber, SequenceNumber
 from tests.gateway.state_harness import Fed, ship
-from tests.gateway.test_cascades import format_of
 
 LEASE_MS = 60_000
 
 
-def begun(path: Path, level: int = 3) -> Fed:
+def begun(path: Path) -> Fed:
     """A state with the table "t" behind another one, and two sessions."""
     fed = Fed(path)
     tables = [c.DeclareTable(name, "resident", 1 << 20) for name in ("first", "t")]
-    fed.do(c.RaiseLevel(level), *tables, *(c.OpenSession(f"n{number}", LEASE_MS, 512) for number in (1, 2)))
+    fed.do(*tables, *(c.OpenSession(f"n{number}", LEASE_MS, 512) for number in (1, 2)))
     return fed
 
 
 def write(fed: Fed, key: str, number: int, *, client: int = 1, at_ms: int = 0, **late: Any) -> None:
-    draft = c.Write(SequenceNumber(number), c.OpKind.PUT, "t", key, number, b'"text"', **late)  # type: ignore[arg-type]
-    (done,) = fed.do(c.OperateMixed(client, 1, SequenceNumber(1), [draft]), at_ms=at_ms)
+    draft = c.Op(SequenceNumber(number), c.OpKind.PUT, "t", key, number, b'"text"')  # type: ignore[arg-type]
+    draft = c.with_options(draft, **late)
+    (done,) = fed.do(c.Operate(client, 1, SequenceNumber(1), [draft]), at_ms=at_ms)
     assert type(done.verdicts[0]).__name__ == "Applied"
 
 
@@ -49,7 +48,6 @@ def test_ends_are_found_again_after_saves_restarts_and_snapshots(tmp_path: Path)
     fed.do(c.EndRows({"t": ["gone"]}), at_ms=1_000)
     assert fed.machine.tables["t"].rows.get("gone") is None
     fed.save()
-    assert format_of(fed) == 7
     fed = fed.reopened()
     other = MachineState(tmp_path / "two")
     ship(fed.state, other).install()
@@ -68,37 +66,11 @@ def test_ends_are_found_again_after_saves_restarts_and_snapshots(tmp_path: Path)
     other.close()
 
 
-def test_row_without_an_end_is_saved_byte_for_byte_as_before_and_below_level_3_nothing_changes(tmp_path: Path) -> None:
+def test_row_without_an_end_is_its_version_and_its_text_and_every_row_is_read_back() -> None:
     assert layout.encode_row(StoredRow(CommitNumber(258), b"1")) == b"\0\0\0\0\0\0\1\2" + b"1"
     for life in (None, Life(5, 0), Life(0, 7), Life(2**53, 2**53)):
         row = StoredRow(CommitNumber(2**53), b'"x"', life)
         assert layout.decode_row(layout.encode_row(row)) == row
-    for level, version in ((1, 3), (2, 6)):
-        fed = begun(tmp_path / str(level), level)
-        fed.do(c.Operate(1, 1, SequenceNumber(1), [c.Op(SequenceNumber(1), 1, "t", "k", 1, b"1")]))  # type: ignore[arg-type]
-        fed.save()
-        assert format_of(fed) == version
-        assert list(fed.state._store.scan(layout.ENDS)) == []
-        fed.close()
-
-
-def test_state_of_a_build_before_is_read_and_a_build_before_refuses_format_7(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fed = begun(tmp_path, 2)
-    meta = fed.state._store
-    fed.save()
-    version, known = layout.decode_meta(tmp_path, meta.value(layout.META_KEY) or b"")
-    before = b"\0\0\0\6" + msgspec.msgpack.encode(msgspec.structs.astuple(known)[:-2])
-    plain = msgspec.structs.replace(known, tables_declared=-1)
-    assert layout.decode_meta(tmp_path, before) == (version, plain), "fields that are missing have their defaults"
-    fed.do(c.RaiseLevel(3))
-    write(fed, "k", 1, ttl_ms=1)
-    fed.save()
-    fed.close()
-    monkeypatch.setattr(layout, "FORMAT", 6)
-    with pytest.raises(StateVersionUnknown, match="7; this build reads up to 6: start the build that wrote it"):
-        MachineState(tmp_path)
 
 
 @pytest.mark.parametrize("what", ["missing", "of no session", "of no table", "cut short"])

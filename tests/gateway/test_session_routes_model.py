@@ -26,7 +26,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333{}-01"
 LEASES_MS = (20_000_000, 50_000_000, 80_000_000)
 SEALED, EXECUTED = "sealed", "executed"
 # Numbers of every kind are plain ones here.
-operate: Any = c.operate
+operate: Any = c.Operate
 range_of: Any = c.Range
 
 
@@ -108,7 +108,7 @@ class Clients:
             columns = prints, b"", one.owner.tenant, trace
             command = range_of(one.number, one.epoch, one.first_incomplete, "events", first, *columns)
         else:
-            ops: list[Any] = [c.Write(first, int(c.OpKind.PUT), "rows", f"k{at}", at, b"1") for at in range(kind)]  # type: ignore[arg-type]
+            ops: list[Any] = [c.Op(first, int(c.OpKind.PUT), "rows", f"k{at}", at, b"1") for at in range(kind)]  # type: ignore[arg-type]
             kept = len(ops)
             made: Any = ops[0] if kind == 2 and dice.random() < 0.5 else c.Transaction(first, 7, [], ops)  # type: ignore[arg-type]
             kept = 1 if made is ops[0] else kept

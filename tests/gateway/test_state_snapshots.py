@@ -13,13 +13,32 @@ import pytest
 from oncegate.consensus.errors import DirectoryLocked, NotReady, SafetyViolation, StorageError
 from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.ports import SnapshotFile, SnapshotManifest
+from oncegate.flows.retired import RetiredState
 from oncegate.gateway.machine.state import MachineState, layout, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
-from oncegate.gateway.machine.state.layout import META_KEY, Meta, TableMeta, encode_meta, encode_session, session_key
+from oncegate.gateway.machine.state.layout import (
+    FLOWS_KEY,
+    KEYS_HEAD_KEY,
+    META_KEY,
+    FlowIndex,
+    KeysHead,
+    Meta,
+    TableMeta,
+    encode_flow_index,
+    encode_keys_head,
+    encode_meta,
+    encode_session,
+    encode_used_key,
+    session_key,
+    used_key_key,
+)
 from oncegate.gateway.machine.state.restore import restore, verify
 from oncegate.gateway.machine.state.store import RocksStore
-from oncegate.rifl.ids import SequenceNumber
+from oncegate.rifl.completion import CompletionRecord
+from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
+from oncegate.rifl.key_buckets import Bucket, Held
+from oncegate.rifl.key_records import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 from tests.gateway.logs import RandomLog
@@ -295,14 +314,7 @@ def test_state_of_another_format_is_refused_by_name(
     leader: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        for name in (
-            "FORMAT",
-            "FORMAT_OF_LEVEL_4",
-            "FORMAT_OF_FIRST_LEVEL",
-            "FORMAT_OF_PLAIN_FLOWS",
-            "FORMAT_OF_UNCHANGED_FLOWS",
-        ):
-            patch.setattr(layout, name, 77)
+        patch.setattr(layout, "FORMAT", 77)
         leader.save()
     leader.close()
     with pytest.raises(StateVersionUnknown, match=str(tmp_path / "leader")):
@@ -348,7 +360,7 @@ _SESSIONS = [SessionRecord(1, 1, "n", 1_000, 8, 9), SessionRecord(2, 1, "m", 1_0
         ([_SESSIONS[0], SessionRecord(2, 0, "m", 1_000, 8, 9)], 3, 0, 1, "epoch"),
         (_SESSIONS, 2, 0, 1, "given out again"),
         (_SESSIONS, 3, -1, 1, "-1 bytes"),
-        (_SESSIONS, 3, 0, 2, "idempotency keys"),
+        (_SESSIONS, 3, 0, 0, "idempotency key 1 "),
         (_SESSIONS, 3, 0, 1, "above 0"),
     ],
 )
@@ -356,13 +368,18 @@ def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
     sessions: list[SessionRecord], next_client_id: int, table_bytes: int, next_key: int, reason: str
 ) -> None:
     """Its checksums are right: only what the bookkeeping promises of itself tells that it must not be served."""
-    tables = [TableMeta("t", "resident", 1, table_bytes, 0)]
-    meta = Meta(point(1), 5, 5, next_client_id, 0, 2, 0, tables, 1, next_key, -1)
+    tables = [TableMeta("t", "resident", 1, table_bytes, 0, 0, 0, None)]
+    meta = Meta(point(1), 5, 5, next_client_id, 0, 2, 0, tables, 1, next_key, -1, "", "", 0, 1, 0, 1, [])
     kept = ResultTracker(window=8)
     kept.record(1, 1, 1)
     if reason == "above 0":
         kept.highest = SequenceNumber(0)
     cells = {session_key(session.client_id): encode_session(session, kept) for session in sessions}
     cells[META_KEY] = encode_meta(meta)
+    cells[FLOWS_KEY] = encode_flow_index(FlowIndex([], RetiredState()))
+    held = [] if next_key else [Bucket(1, 2, 5, 1, 9, {"k": Held(1, 320)})]
+    cells[KEYS_HEAD_KEY] = encode_keys_head(KeysHead(1, held))
+    used = KeyRecord(SequenceNumber(1), "", "k", ClusterTimeMs(1), ClusterTimeMs(9), CompletionRecord(7, 1))
+    cells[used_key_key(1)] = encode_used_key(used)
     with pytest.raises(StateCorrupt, match=rf"/state/store-1 is corrupt: .*{reason}"):
         restore(cast("RocksStore", Cells(Path("/state/store-1"), cells)))

@@ -14,19 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.levels import BUCKETS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, state_digest
 from oncegate.gateway.machine.state import keys as keys_module
-from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
-from oncegate.gateway.machine.state.keys import FrozenKeys, KeyRun, StoredKeys
+from oncegate.gateway.machine.state.errors import StateCorrupt
+from oncegate.gateway.machine.state.keys import FrozenKeys, StoredKeys
 from oncegate.gateway.machine.state.layout import (
-    FORMAT,
-    FORMAT_OF_LEVEL_4,
     KEY_NAMES,
     KEYS,
     KEYS_HEAD_KEY,
-    META_KEY,
     decode_keys_head,
     decode_number,
     decode_used_key,
@@ -64,7 +60,7 @@ class Cells:
                 yield key, self.cells[key]
 
 
-def written(frozen: FrozenKeys | KeyRun) -> dict[bytes, bytes | None]:
+def written(frozen: FrozenKeys) -> dict[bytes, bytes | None]:
     """Return what a save writes; its keys strictly ascend."""
     cells = [cell for part in (frozen.by_number(), frozen.by_name()) for cell in _flat(part)]
     keys = [key for key, _ in cells]
@@ -92,30 +88,22 @@ class OnDisk(RuleBasedStateMachine):
         self.keys = KeyTable(self.records_type(self.store, self.tally))  # type: ignore[arg-type]
         self.model = KeyTable()
         self.saved = self._copy()
-        self.writing: tuple[FrozenKeys | KeyRun, KeyTable, int, int] | None = None
+        self.writing: tuple[FrozenKeys, KeyTable, int, int] | None = None
         self.now = self.commit = 0
         self.saved_at = (0, 0)
 
     def teardown(self) -> None:
         keys_module.CLEANED, keys_module.PIECE_KEYS = self._cleaned
 
-    @initialize(early=st.booleans(), cleaned=st.integers(1, 4), piece=st.integers(1, 3))
-    def begin(self, early: bool, cleaned: int, piece: int) -> None:
+    @initialize(cleaned=st.integers(1, 4), piece=st.integers(1, 3))
+    def begin(self, cleaned: int, piece: int) -> None:
         keys_module.CLEANED, keys_module.PIECE_KEYS = cleaned, piece
-        if not early:
-            self.raise_level()
 
     def _copy(self) -> KeyTable:
         copied = KeyTable(copy.deepcopy(self.model.records))
         for name in set(KeyTable.__slots__) - {"records"}:
             setattr(copied, name, copy.deepcopy(getattr(self.model, name)))
         return copied
-
-    @precondition(lambda self: not self.model.by_bucket)
-    @rule()
-    def raise_level(self) -> None:
-        self.keys.begin_buckets()
-        self.model.begin_buckets()
 
     @rule(
         names=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4),
@@ -132,7 +120,7 @@ class OnDisk(RuleBasedStateMachine):
             key = kind + name
             for table in (self.keys, self.model):
                 if table.due(self.now):
-                    table.forget(self.now, len(names) + 1)
+                    table.forget(self.now)
             verdict = self.keys.decide(tenant, key, fingerprint, NO_TIME, self.now)
             assert verdict == self.model.decide(tenant, key, fingerprint, NO_TIME, self.now)
             if verdict is EXECUTE:
@@ -145,9 +133,9 @@ class OnDisk(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now += ms
 
-    @rule(limit=st.integers(1, 3))
-    def forget(self, limit: int) -> None:
-        assert self.keys.forget(self.now, limit) == self.model.forget(self.now, limit)
+    @rule()
+    def forget(self) -> None:
+        assert self.keys.forget(self.now) == self.model.forget(self.now)
 
     @rule(slept_ms=st.integers(0, 20), skipped=st.integers(1, 2**32))
     @precondition(lambda self: self.model.next < 2**40)
@@ -178,8 +166,7 @@ class OnDisk(RuleBasedStateMachine):
             else:
                 self.store.cells[key] = value
         self.writing = None
-        if isinstance(frozen, FrozenKeys):
-            self._holds_what_it_has_to(sum(value is None and key.startswith(KEYS) for key, value in cells.items()))
+        self._holds_what_it_has_to(sum(value is None and key.startswith(KEYS) for key, value in cells.items()))
 
     def _holds_what_it_has_to(self, removed: int) -> None:
         """What is forgotten leaves by and by, nothing else does, and each name leads to a record."""
@@ -216,14 +203,11 @@ class OnDisk(RuleBasedStateMachine):
 def restored(store: Cells, records: StoredKeys, model: KeyTable) -> KeyTable:
     """Return the table that a store holds, as a start reads it; ``model`` has what the state's first cell would say."""
     keys = KeyTable(records)
-    if model.by_bucket:
-        head = decode_keys_head(PLACE, store.value(KEYS_HEAD_KEY))
-        records.resume(head.kept, model.next, whole=True)
-        keys.restore_buckets(model.next, model.forgotten_ms, head.buckets)
-    else:
-        used = [decode_used_key(PLACE, image) for _, image in store.scan(KEYS)]
-        keys.restore(model.first, model.next, model.forgotten_ms, used)
-        records.resume(model.first, model.next, whole=False)
+    if (image := store.value(KEYS_HEAD_KEY)) is None:
+        return keys  # nothing was ever saved
+    head = decode_keys_head(PLACE, image)
+    records.resume(head.kept, model.next)
+    keys.restore(model.next, model.forgotten_ms, head.buckets)
     return keys
 
 
@@ -274,9 +258,9 @@ def test_planted_bug_is_caught_by_the_model(planted: type[StoredKeys]) -> None:
 class Log:
     """Applies entries of keyed puts to a machine and a copy of it in memory."""
 
-    def __init__(self, *machines: Machine, level: int = BUCKETS) -> None:
+    def __init__(self, *machines: Machine) -> None:
         self.machines, self.index, self.now, self.commit = machines, 0, 0, 0
-        self.do(c.DeclareTable("t", "resident", 1 << 30), c.RaiseLevel(level))
+        self.do(c.DeclareTable("t", "resident", 1 << 30))
 
     def do(self, *commands: Any) -> list[Any]:
         self.index += 1
@@ -376,38 +360,6 @@ def test_time_that_keys_slept_behind_a_fence_is_saved_with_them(tmp_path: Path) 
     state.close()
 
 
-def test_state_of_the_level_before_is_written_as_it_was_and_read_into_buckets(tmp_path: Path) -> None:
-    state, twin = MachineState(tmp_path / "s"), Machine()
-    log = Log(state.machine, twin, level=BUCKETS - 1)
-    log.put(*(f"a{at}" for at in range(50)))
-    saved(state, log)
-    log.now = 100
-    log.put("b")
-    saved(state, log)
-    assert state._store.value(META_KEY)[:4] == FORMAT_OF_LEVEL_4.to_bytes(4, "big")  # type: ignore[index]
-    assert state._store.value(KEYS_HEAD_KEY) is None
-    assert state._store.value(name_key("\0ka1")) is None
-    state.close()
-    state = MachineState(tmp_path / "s")
-    log.machines = (state.machine, twin)
-    log.now = 200
-    log.do(c.RaiseLevel(BUCKETS))
-    log.put("c")
-    saved(state, log)
-    assert state._store.value(META_KEY)[:4] == FORMAT.to_bytes(4, "big")  # type: ignore[index]
-    saved(state, log)
-    state.close()
-    state = MachineState(tmp_path / "s")
-    log.machines = (state.machine, twin)
-    assert [type(one) for one in log.put("a49", "b", "c", "d")] == [Replayed] * 3 + [Applied]
-    for now in (10_001, 10_101, 10_201, 20_000):
-        log.now = now
-        log.do(c.ForgetKeys())
-        assert state_digest(state.machine) == state_digest(twin)
-    assert not len(twin.keys)
-    state.close()
-
-
 def test_state_whose_keys_are_not_all_there_is_refused_by_name(tmp_path: Path) -> None:
     for missing, said in ((KEYS_HEAD_KEY, "idempotency keys is missing"), (used_key_key(3), "idempotency key 3")):
         path = tmp_path / missing.hex()
@@ -425,21 +377,10 @@ def test_state_whose_keys_are_not_all_there_is_refused_by_name(tmp_path: Path) -
             MachineState(path)
 
 
-def test_build_without_buckets_refuses_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = MachineState(tmp_path / "s")
-    log = Log(state.machine)
-    log.put("a")
-    saved(state, log)
-    state.close()
-    monkeypatch.setattr("oncegate.gateway.machine.state.layout.FORMAT", FORMAT_OF_LEVEL_4)
-    with pytest.raises(StateVersionUnknown):
-        MachineState(tmp_path / "s")
-
-
 def test_name_that_leads_to_no_record_stops_the_machine_rather_than_executing_again() -> None:
     store = Cells()
     records = StoredKeys(store, DirtyTally())  # type: ignore[arg-type]
-    records.resume(1, 2, whole=True)
+    records.resume(1, 2)
     store.cells[name_key("\0ka")] = (1).to_bytes(8, "big")
     with pytest.raises(InvariantViolation, match="no record"):
         KeyTable(records).decide("", "ka", 7, NO_TIME, 1)  # type: ignore[arg-type]
@@ -448,14 +389,10 @@ def test_name_that_leads_to_no_record_stops_the_machine_rather_than_executing_ag
         KeyTable(records).decide("", "ka", 7, NO_TIME, 1)  # type: ignore[arg-type]
 
 
-def test_more_keys_than_the_bound_of_before_are_taken_and_make_a_save_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("oncegate.rifl.key_table.KEYS_MAX", 10)
-    monkeypatch.setattr("oncegate.rifl.key_table.KEYS_BYTES_MAX", 4_000)
+def test_keys_in_memory_make_a_save_due(tmp_path: Path) -> None:
     state = MachineState(tmp_path / "s", save_rows=60)
     log = Log(state.machine)
-    assert {type(one) for one in log.put(*(f"a{at}" for at in range(40)))} == {Applied}
+    log.put(*(f"a{at}" for at in range(40)))
     assert state.save_wanted, "a row and a key each count"
     state.close()
 
@@ -475,8 +412,7 @@ def test_memory_holds_no_key_of_before_the_last_save(tmp_path: Path) -> None:
 
 def test_head_of_keys_is_what_a_decoder_of_its_layout_reads() -> None:
     keys = KeyTable(MemoryKeys())
-    keys.begin_buckets()
     keys.slot("bob", "ka", 5, 2_400).record(1, 7, 1)  # type: ignore[arg-type]
     image = msgspec.msgpack.encode([1, keys.buckets])
-    assert msgspec.msgpack.decode(image) == [1, [[1, 2, 105, 5, 2_405, {"kbob": [1, keys.bytes]}, False, 0]]]
+    assert msgspec.msgpack.decode(image) == [1, [[1, 2, 105, 5, 2_405, {"kbob": [1, keys.bytes]}, 0]]]
     assert decode_keys_head(PLACE, image).buckets == keys.buckets

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncegate.gateway.machine.commands import LIST_BYTES_MAX, OpKind, Write
+from oncegate.gateway.machine.commands import LIST_BYTES_MAX, Op, OpKind, with_options
 from oncegate.gateway.machine.commands import Test as Condition
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, ENDING_ROWS_MAX, ENDING_ROWS_TABLE_MAX, Life, RowEnds
 from oncegate.gateway.machine.tables import (
@@ -42,8 +42,9 @@ def stored(commit: int, value: bytes = b"1", life: Life | None = None) -> Stored
     return StoredRow(CommitNumber(commit), value, life)
 
 
-def op(kind: OpKind, key: str = "k", value: bytes | None = b"1", **more: Any) -> Write:
-    return Write(SequenceNumber(1), kind.value, "t", key, Fingerprint(0), value, 1, **more)
+def op(kind: OpKind, key: str = "k", value: bytes | None = b"1", **more: Any) -> Op:
+    plain = Op(SequenceNumber(1), kind.value, "t", key, Fingerprint(0), value, 1)
+    return with_options(plain, **more)
 
 
 def filled(plan: list[tuple[Any, ...]]) -> tuple[DictRows, dict[str, StoredRow]]:
@@ -452,7 +453,7 @@ def test_sum_of_an_increment_may_be_its_floor_or_ceiling_and_nothing_beyond(
     for before, row in ((0, None), (0, stored(1, b"0")), (2, stored(1, b"2"))):
         taken = []
         for by in range(-9 - before, 10 - before):
-            one = msgspec.structs.replace(op(OpKind.INCREMENT), by=by, **bound)
+            one = msgspec.structs.replace(with_options(op(OpKind.INCREMENT), **bound), by=by)
             after = row_after(one, row, CommitNumber(2))
             if isinstance(after, StoredRow):
                 taken.append(before + by)

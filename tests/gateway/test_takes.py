@@ -16,7 +16,7 @@ from oncegate.gateway.explain.memory import EXECUTED
 from oncegate.gateway.explain.search import Mention, OfKey, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import ending, fronts, levels
+from oncegate.gateway.machine import ending, fronts
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, Life
 from oncegate.gateway.machine.tables import Table, counted
@@ -26,7 +26,6 @@ from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.rule import Replayed
 from tests.gateway.state_harness import Fed, ship
-from tests.gateway.test_cascades import format_of
 from tests.gateway.test_transactions import Log, done, put, transaction
 
 LEASE_MS = 5_000
@@ -94,7 +93,7 @@ def test_first_rows_are_moved_and_counted_and_nobody_else_gets_them() -> None:
 @pytest.mark.parametrize("columns", [False, True])
 def test_rows_put_by_themselves_are_taken_also_when_no_row_ends_any_more(columns: bool) -> None:
     """The table remembers the front of the prefix since the first take: they take no way around that."""
-    log = Log(c.RaiseLevel(levels.NEWEST))
+    log = Log()
     log.transact(1, put("t", "r/m", [0]))
     assert len(took(log.transact(2, take(bound=False, ttl_ms=100)))) == 1
     log.now_ms = 1_000
@@ -130,7 +129,7 @@ def test_rows_come_back_under_their_own_keys_with_their_session_and_with_time() 
         ("r/b", (first + 3, b"[1]")),
     ]
     assert [change[:2] for change in log.machine.changes] == [(first + at, first + 3) for at in range(4)], "together"
-    log.do(c.operate(2, 1, SequenceNumber(1), [transaction(1, take(1, bound=False, ttl_ms=100))]))
+    log.do(c.Operate(2, 1, SequenceNumber(1), [transaction(1, take(1, bound=False, ttl_ms=100))]))
     log.now_ms = 300
     log.do(c.EndRows({"t": ["x/a"]}))
     assert log.value("t", "r/a") == [2]
@@ -213,21 +212,12 @@ def test_rows_of_a_restored_cluster_come_back_although_their_sessions_are_gone()
     assert [(place, value) for place, (_, value) in log.rows().items()] == [(("t", "r/a"), b"[1]")]
 
 
-def test_state_has_a_format_that_builds_before_level_5_refuse(tmp_path: Path) -> None:
-    for level, version in ((4, 8), (5, 9)):
-        fed = Fed(tmp_path / str(level))
-        fed.do(c.RaiseLevel(level))
-        fed.save()
-        assert format_of(fed) == version
-        fed.close()
-
-
 def test_what_is_under_keys_takes_without_a_session() -> None:
     log = Log()
     log.transact(1, put("t", "r/a", [0]))
     bound, timed = (transaction(1, take(bound=how, **more)) for how, more in ((True, {}), (False, {"ttl_ms": 5})))
     for key, one, code in (("k1", bound, Code.BAD_REQUEST), ("k2", timed, None)):
-        [told] = log.do(c.keyed(1_000, key, -1, one))[0].verdicts  # type: ignore[arg-type]
+        [told] = log.do(c.Keyed(1_000, [c.KeyedOp(key, -1, one)]))[0].verdicts  # type: ignore[arg-type]
         assert (None if code is None else told.refusal.code) == code
 
 
@@ -261,17 +251,7 @@ def test_writes_that_cannot_be_are_refused_before_anything_is_proposed(wrong: li
     assert refused.value.code in (Code.BAD_REQUEST, Code.PAYLOAD_TOO_LARGE)
 
 
-def test_only_what_is_new_travels_in_the_new_commands_and_needs_their_level() -> None:
-    for writes, new in (([put("t", "a", 1)], False), ([take()], True), ([put("t", "a/", 1, numbered=True)], True)):
-        made = transaction(1, *writes)
-        sent = c.operate(1, 1, SequenceNumber(1), [made])
-        keyed = c.keyed(1, "k", -1, made)  # type: ignore[arg-type]
-        assert (type(sent), type(keyed)) == (
-            (c.OperateMixed5, c.KeyedMixed5) if new else (c.OperateMixed, c.KeyedMixed)
-        )
-        for one in (sent, keyed):
-            assert levels.NEEDS[type(one)] == (5 if new else 3)
-            assert c.decode_commands(c.encode_commands([one])) == [one]
+def test_how_many_rows_a_take_moves_is_in_its_fingerprint() -> None:
     [one, other] = (request_bodies.transaction(msgspec.json.encode({"writes": [take(n)]}), wire.JSON) for n in (1, 2))
     assert one.fingerprint != other.fingerprint
 
@@ -279,7 +259,7 @@ def test_only_what_is_new_travels_in_the_new_commands_and_needs_their_level() ->
 def test_answer_tells_the_rows_and_its_commit_number_is_the_last() -> None:
     log = Log()
     log.transact(1, put("t", "r/a", [0, "x"]), put("t", "r/b", [0, "y"]))
-    [result] = log.do(command := c.operate(1, 1, SequenceNumber(1), [transaction(2, put("t", "z", 1), take(2))]))
+    [result] = log.do(command := c.Operate(1, 1, SequenceNumber(1), [transaction(2, put("t", "z", 1), take(2))]))
     made = answers.answer(command, result, log.machine)
     writes = made.body.results[0].writes
     assert writes[-1].commit == log.machine.commit
@@ -327,7 +307,7 @@ class Tried:
         self.rows: dict[str, tuple[Any, Life | None]] = {}
         self.numbers: dict[int, int] = {}
         self.sent: dict[int, tuple[c.Command, Any]] = {}
-        self.do(c.RaiseLevel(levels.NEWEST), c.DeclareTable("t", "resident", 1 << 20))
+        self.do(c.DeclareTable("t", "resident", 1 << 20))
         self.sessions = [self.open(), self.open()]
 
     def do(self, *commands: c.Command) -> list[Any]:
@@ -342,7 +322,7 @@ class Tried:
     def send(self, who: int, *writes: dict[str, Any]) -> Any:
         client = self.sessions[who]
         self.numbers[client] += 1
-        command = c.operate(client, 1, SequenceNumber(1), [transaction(self.numbers[client], *writes)])
+        command = c.Operate(client, 1, SequenceNumber(1), [transaction(self.numbers[client], *writes)])
         [result] = self.do(command)
         self.sent[client] = command, result.verdicts[0].record
         return result.verdicts[0].record
@@ -362,7 +342,7 @@ class Tried:
         op = c.Op(
             SequenceNumber(self.numbers[client]), int(c.OpKind.PUT), "t", key, c.fingerprint_put("t", key, value), value
         )
-        [result] = self.do(command := c.operate(client, 1, SequenceNumber(1), [op]))
+        [result] = self.do(command := c.Operate(client, 1, SequenceNumber(1), [op]))
         self.sent[client] = command, result.verdicts[0].record
         self.rows[key] = [0, key], None
 

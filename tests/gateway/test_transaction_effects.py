@@ -69,7 +69,7 @@ def test_flows_get_each_write_with_its_number_and_whose_it_is() -> None:
         delete("a"),
         put("u", "b", 1),
     ]
-    log.do(c.operate(1, 1, SequenceNumber(1), [transaction(7, *writes)], traceparent=TRACE))
+    log.do(c.Operate(1, 1, SequenceNumber(1), [transaction(7, *writes)], traceparent=TRACE))
     assert told(log) == [
         (1, "a", b"1", 400, 1, 7, TRACE),
         (3, "n", b"5", 400, 1, 7, TRACE),
@@ -221,7 +221,7 @@ def test_take_is_told_to_flows_and_watchers_number_by_number() -> None:
     log = Log(TAPPED)
     log.transact(1, put("t", "r/a", [0]), put("t", "r/b", [3, "y"]))
     log.now_ms = 90
-    sent = c.operate(1, 1, SequenceNumber(1), [transaction(2, put("u", "z", 1), take(2, ttl_ms=10))], traceparent=TRACE)
+    sent = c.Operate(1, 1, SequenceNumber(1), [transaction(2, put("u", "z", 1), take(2, ttl_ms=10))], traceparent=TRACE)
     [result] = log.do(sent)
     assert taken(result.verdicts[0]) == [Taken("x/a", 6, b"[1]"), Taken("x/b", 8, b'[4,"y"]')]
     rows = [StoredRow(CommitNumber(n), v, Life(100, 0, k)) for n, v, k in ((6, b"[1]", "r/a"), (8, b'[4,"y"]', "r/b"))]

@@ -76,7 +76,7 @@ class Log:
         return results
 
     def send(self, *ops: c.Op | c.Transaction, acked: int = 1) -> list[Any]:
-        [done] = self.do(c.operate(1, 1, acked, ops))  # type: ignore[arg-type]
+        [done] = self.do(c.Operate(1, 1, acked, ops))  # type: ignore[arg-type]
         return list(done.verdicts)
 
     def transact(self, sequence: int, *writes: dict[str, Any], when: list[dict[str, Any]] | None = None) -> Any:
@@ -120,7 +120,7 @@ def test_replay_is_the_same_bytes_and_runs_nothing_again() -> None:
     log = Log()
     for sequence, floor in ((1, -5), (2, 0)):
         sent = transaction(sequence, add("t", "a", -1, floor=floor), put("u", "b", [1]))
-        command = c.operate(1, 1, 1, [sent])  # type: ignore[arg-type]
+        command = c.Operate(1, 1, 1, [sent])  # type: ignore[arg-type]
         first, again = (log.do(command)[0] for _ in range(2))
         assert isinstance(first.verdicts[0], Applied)
         assert isinstance(again.verdicts[0], Replayed)
@@ -178,7 +178,7 @@ def test_session_that_has_ended_or_is_another_tenants_is_not_alive() -> None:
     assert done(log.transact(2, put("t", "a", 1), when=[{"session": f"{2:016x}"}])).failed == "conditions[0]"
     alive = transaction(1, put("t", "a", 1), when=[{"session": f"{3:016x}"}])
     for tenant, code in (("", "CONDITION_FAILED"), ("them", None)):
-        [keyed] = log.do(c.keyed(1_000, f"k{tenant}", ClusterTimeMs(-1), alive, tenant))
+        [keyed] = log.do(c.Keyed(1_000, [c.KeyedOp(f"k{tenant}", ClusterTimeMs(-1), alive)], tenant))
         assert done(keyed.verdicts[0]).refusal == code
 
 
@@ -254,7 +254,7 @@ def test_what_a_table_refuses_is_refused_without_a_record(stops: Any, when: Any,
     assert isinstance(verdict, Rejected)
     assert verdict.refusal.code is code
     assert (log.rows(), log.machine.commit, state_digest(log.machine)) == ({}, 0, before)
-    command = c.operate(1, 1, 1, [transaction(1, put("t", "a", 1), stops, when=when)])  # type: ignore[arg-type]
+    command = c.Operate(1, 1, 1, [transaction(1, put("t", "a", 1), stops, when=when)])  # type: ignore[arg-type]
     [result] = log.do(command)
     [told] = answers.answer(command, result, log.machine).body.results
     assert ("writes[1]" if when is None else "conditions[0]") in told.detail
@@ -284,7 +284,7 @@ def test_full_stream_table_refuses_a_transaction_whole_and_saying_why_changes_no
     log = Log(c.DeclareTable("tiny", "stream", 1_024, msgspec.json.encode(own)))
     assert done(log.transact(1, put("tiny", "a", "x" * 2_000))).count == 1
     log.do(c.Seal("tiny", 1), c.Attach("tiny", "x", "n"), c.MoveCursor("tiny", "x", 1, 1, replay=False))
-    command = c.operate(1, 1, 1, [transaction(2, put("t", "a", 1), put("tiny", "b", 1))])  # type: ignore[arg-type]
+    command = c.Operate(1, 1, 1, [transaction(2, put("t", "a", 1), put("tiny", "b", 1))])  # type: ignore[arg-type]
     [full] = log.do(command)
     assert full.verdicts[0].refusal.code is Code.QUOTA
     assert (log.rows(), log.machine.commit) == ({}, 1)
@@ -317,7 +317,7 @@ def test_no_batch_ends_between_two_items_of_a_transaction(sizes: list[int], max_
     log = Log(c.DeclareFlow(msgspec.json.encode(flow)))
     for sequence, size in enumerate(sizes, 1):
         writes = [w for n in range(size) for w in (put("t", f"k{n}", 1), put("u", f"k{n}", 1))]
-        log.do(c.operate(1, 1, sequence, [transaction(sequence, *writes)]))  # type: ignore[arg-type]
+        log.do(c.Operate(1, 1, sequence, [transaction(sequence, *writes)]))  # type: ignore[arg-type]
     found = list(batches(log.machine, "f"))
     of = [number for number, batch in enumerate(found) for sequence in {sequence for _, sequence in batch}]
     assert len(of) == len(sizes), "each transaction is in one batch"
@@ -332,7 +332,7 @@ def test_flow_that_sheds_leaves_a_transaction_out_whole() -> None:
     flow = FlowDeclaration(name="f", source="t", max_items=1, shed_lag_bytes=1, consumers=("x",))
     log = Log(c.DeclareFlow(msgspec.json.encode(flow)))
     for sequence in range(1, 40):
-        log.do(c.operate(1, 1, sequence, [transaction(sequence, *(put("t", f"k{n}", 1) for n in range(5)))]))  # type: ignore[arg-type]
+        log.do(c.Operate(1, 1, sequence, [transaction(sequence, *(put("t", f"k{n}", 1) for n in range(5)))]))  # type: ignore[arg-type]
     found = [[sequence for _, sequence in batch] for batch in batches(log.machine, "f") if batch]
     assert 0 < len(found) < 39
     assert all(len(batch) == 5 and len(set(batch)) == 1 for batch in found)
@@ -341,17 +341,17 @@ def test_flow_that_sheds_leaves_a_transaction_out_whole() -> None:
 
 def test_record_of_a_transaction_is_saved_and_shipped(tmp_path: Path) -> None:
     fed = Fed(tmp_path / "a")
-    fed.do(*START, c.RaiseLevel(3))
+    fed.do(*START)
     sent = [transaction(1, put("t", "a", 1), add("u", "n", 5)), transaction(2, add("t", "n", -1, floor=0))]
-    fed.do(c.operate(1, 1, 1, sent))  # type: ignore[arg-type]
-    fed.do(c.operate(1, 1, 1, [c.Op(3, 3, "t", "n", 3, None, 1)]))  # type: ignore[arg-type]
-    [keyed] = fed.do(c.keyed(10_000, "k", ClusterTimeMs(-1), transaction(1, put("t", "b", 1))))
+    fed.do(c.Operate(1, 1, 1, sent))  # type: ignore[arg-type]
+    fed.do(c.Operate(1, 1, 1, [c.Op(3, 3, "t", "n", 3, None, 1)]))  # type: ignore[arg-type]
+    [keyed] = fed.do(c.Keyed(10_000, [c.KeyedOp("k", ClusterTimeMs(-1), transaction(1, put("t", "b", 1)))]))
     fed.save()
     again = fed.reopened()
     target = Fed(tmp_path / "b")
     ship(again.state, target.state).install()
     for one in (again, target):
-        [result] = one.do(c.operate(1, 1, 1, sent))  # type: ignore[arg-type]
+        [result] = one.do(c.Operate(1, 1, 1, sent))  # type: ignore[arg-type]
         applied, refused = result.verdicts
         assert applied == Replayed(1, fed.machine.trackers[1].find(1))
         assert refused.record.result == Transacted("CONDITION_FAILED", 0, None, failed="writes[0]")

@@ -61,7 +61,7 @@ class Told:
         self.changed: list[tuple[int, str, bytes | None]] = []
         self.sessions, self.numbers = [0, 0], dict[int, int]()
         declared = [c.DeclareTable("t", "resident", 1 << 20), c.DeclareTable("u", "resident", 1 << 20)]
-        self.do(c.RaiseLevel(3), *declared, c.DeclareTable("s", "stream", 1 << 20))
+        self.do(*declared, c.DeclareTable("s", "stream", 1 << 20))
         for who in (0, 1):
             self.open(who)
 
@@ -96,13 +96,15 @@ class Told:
         self.states += [state] * (last - first + 1)
         self.ends += [last] * (last - first + 1)
 
-    def op(self, client: int, what: str, place: tuple[str, str], commit: int) -> c.Write:
+    def op(self, client: int, what: str, place: tuple[str, str], commit: int) -> c.Op:
         self.numbers[client] += 1
         stream = place[0] == "s"
         kind = c.OpKind.PUT if what == "hold" or (stream and what == "get") else c.OpKind[what.upper()]
         value = b"%d" % commit if kind is c.OpKind.PUT else None
         bound = what == "hold" and not stream
-        return c.Write(SequenceNumber(self.numbers[client]), kind, *place, Fingerprint(0), value, bound=bound)
+        return c.Op(
+            SequenceNumber(self.numbers[client]), kind, *place, Fingerprint(0), value, options=c.Options(bound=bound)
+        )
 
     def step(self, who: int, what: str, asked: list[tuple[str, tuple[str, str]]]) -> None:
         client, first = self.sessions[who], int(self.machine.commit) + 1
@@ -129,7 +131,7 @@ class Told:
             self.end(first)
         else:
             ops = [self.op(client, *one, first + at) for at, one in enumerate(asked)]
-            (done,) = self.do(c.operate(client, 1, 1, ops))
+            (done,) = self.do(c.Operate(client, 1, 1, ops))
             assert self.machine.commit == first + len(ops) - 1, done
             for at, one in enumerate(asked):
                 self.write(client, *one, first + at)
@@ -138,7 +140,7 @@ class Told:
                 self.ends.append(first + at)
 
     def transact(self, client: int, transaction: c.Transaction) -> None:
-        (done,) = self.do(c.operate(client, 1, 1, [transaction]))
+        (done,) = self.do(c.Operate(client, 1, 1, [transaction]))
         assert isinstance(done.verdicts[0], Applied), done
 
     def gone(self, clients: list[int], first: int) -> None:

@@ -116,7 +116,7 @@ async def test_range_is_ordered_for_its_owner_and_charged_for_each_row(node: Lag
 
 async def test_request_is_looked_up_as_the_log_has_it_and_resolved_for_its_owner_alone(node: LaggingNode) -> None:
     made: Any = c.Op
-    operate: Any = c.operate
+    operate: Any = c.Operate
     node.commit(operate(1, 1, 1, [made(1, int(c.OpKind.PUT), "a.t", "k", 1, b"1")], "ann"))
     path: Any = {"client_id": ID, "sequence": "1"}
     assert (await refusal(operations.request_of, node, identity=BOB, **path)).code is Code.FORBIDDEN

@@ -31,7 +31,6 @@ class Rows:
         self.untils: list[int] = []
         """Of each change, the commit number of the last that took effect together with it."""
         self.sequence = 0
-        self.apply(c.RaiseLevel(3))
         self.apply(*(c.DeclareTable(table, "resident", 1 << 30) for table in TABLES), c.OpenSession("n", 60_000, 512))
 
     def apply(self, *commands: c.Command) -> None:
@@ -42,15 +41,15 @@ class Rows:
 
     def write(self, *ops: tuple[str, str, int | None], together: bool = False) -> None:
         """Put (table, key, value), or delete with None, in one entry; ``together``: as a transaction."""
-        made: list[c.Write] = []
+        made: list[c.Op] = []
         for table, key, value in ops:
             self.sequence += 1
             kind = c.OpKind.DELETE if value is None else c.OpKind.PUT
             text = None if value is None else b"%d" % value
-            made.append(c.Write(self.sequence, kind, table, key, 0, text))
+            made.append(c.Op(self.sequence, kind, table, key, 0, text))
         before = self.machine.commit
         if together:
-            self.apply(c.OperateMixed(1, 1, self.sequence, [c.Transaction(self.sequence, 0, [], made)]))
+            self.apply(c.Operate(1, 1, self.sequence, [c.Transaction(self.sequence, 0, [], made)]))
         elif made:
             plain = [c.Op(one.sequence, one.kind, one.table, one.key, 0, one.value) for one in made]
             self.apply(c.Operate(1, 1, made[0].sequence, plain))

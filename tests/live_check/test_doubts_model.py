@@ -48,8 +48,8 @@ class Requests:
         if how == self._cascade:
             command = c.Cascade("f", "job", 1, 1, 1, True, 0, ops)
         elif how == self._transaction:
-            writes: list[c.Write | c.Write5] = [c.Write(*msgspec.structs.astuple(op)) for op in ops]
-            command = c.operate(1, 1, SequenceNumber(1), [c.Transaction(ops[-1].sequence, Fingerprint(0), [], writes)])
+            writes: list[c.Op] = [c.Op(*msgspec.structs.astuple(op)) for op in ops]
+            command = c.Operate(1, 1, SequenceNumber(1), [c.Transaction(ops[-1].sequence, Fingerprint(0), [], writes)])
         room = self.waiting + len(self.recorder.seen) + len(ops) <= BOUND
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.recorder.watch(command, future)

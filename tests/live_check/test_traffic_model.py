@@ -34,12 +34,13 @@ class Traffic:
         opened = [c.OpenSession(f"n{one}", 10**9, 512) for one in SESSIONS]
         self.index = 0
         self.sequence = dict.fromkeys(SESSIONS, 0)
-        self.apply([c.RaiseLevel(3), c.DeclareTable("t", "resident", 1 << 20), *opened])
+        self.apply([c.DeclareTable("t", "resident", 1 << 20), *opened])
         if ends and self.dice.random() < 0.5:
             for number, key in enumerate(KEYS, 1):
                 put = self._lasting(self._put(SequenceNumber(number)))
-                put = msgspec.structs.replace(put, key=key, test=int(c.Test.NONE), ttl_ms=put.ttl_ms + 9_000)
-                self.apply([c.operate(1, 1, SequenceNumber(1), [put])])
+                more_ms = (put.options or c.NO_OPTIONS).ttl_ms + 9_000
+                put = c.with_options(msgspec.structs.replace(put, key=key, test=int(c.Test.NONE)), ttl_ms=more_ms)
+                self.apply([c.Operate(1, 1, SequenceNumber(1), [put])])
             self.sequence[1] = len(KEYS)
             self.ends = self.dice.choice((0.0, ends))
         share = self.dice.choice((1.0, 0.5))
@@ -61,7 +62,7 @@ class Traffic:
         number = SequenceNumber(sequence)
         if self.dice.random() < 0.5:
             return self._write(number)
-        writes = [c.as_write(self._write(number)) for _ in range(self.dice.randint(1, 3))]
+        writes = [self._write(number) for _ in range(self.dice.randint(1, 3))]
         conditions = []
         if self.dice.random() < 0.3:
             conditions.append(c.Condition("t", self.dice.choice(KEYS), int(c.Test.ABSENT), None))
@@ -80,8 +81,8 @@ class Traffic:
         value = b"%d" % self.dice.randint(0, 9)
         return c.Op(number, int(c.OpKind.PUT), "t", self.dice.choice(KEYS), Fingerprint(number), value, test=int(test))
 
-    def _lasting(self, put: c.Op) -> c.Write:
-        return msgspec.structs.replace(c.as_write(put), ttl_ms=1_000 * self.dice.choice((1, 2, 20)))
+    def _lasting(self, put: c.Op) -> c.Op:
+        return c.with_options(put, ttl_ms=1_000 * self.dice.choice((1, 2, 20)))
 
     def ask(self) -> None:
         """Send a new request, or one of before again, as it was."""
@@ -89,13 +90,13 @@ class Traffic:
             command = self.dice.choice(self.sent)
         elif self.dice.random() < 0.3:
             self.keys += 1
-            command = c.keyed(60_000, f"key{self.keys}", ClusterTimeMs(NO_TIME), self._op(1))
+            command = c.Keyed(60_000, [c.KeyedOp(f"key{self.keys}", ClusterTimeMs(NO_TIME), self._op(1))])
         else:
             session, ops = self.dice.choice(SESSIONS), []
             for _ in range(self.dice.randint(1, 3)):
                 self.sequence[session] += 1
                 ops.append(self._op(self.sequence[session]))
-            command = c.operate(session, 1, SequenceNumber(1), ops)
+            command = c.Operate(session, 1, SequenceNumber(1), ops)
         self.sent.append(command)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.check.recorder.watch(command, future)
@@ -151,8 +152,8 @@ async def test_a_transaction_that_is_executed_twice_is_an_alarm(writes: int) -> 
     await traffic.run(40)
     answers: list[Answer] = []
     for number in map(SequenceNumber, (500, 501)):
-        puts = [c.as_write(c.Op(number, int(c.OpKind.PUT), "t", key, Fingerprint(0), b"1")) for key in KEYS[:writes]]
-        command = c.operate(1, 1, SequenceNumber(1), [c.Transaction(number, Fingerprint(0), [], puts)])
+        puts = [c.Op(number, int(c.OpKind.PUT), "t", key, Fingerprint(0), b"1") for key in KEYS[:writes]]
+        command = c.Operate(1, 1, SequenceNumber(1), [c.Transaction(number, Fingerprint(0), [], puts)])
         (result,) = traffic.apply([command])
         answers.append(answer(command, result, traffic.machine))
         (told,) = answers[-1].body.results

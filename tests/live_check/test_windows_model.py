@@ -180,7 +180,7 @@ async def test_rows_may_have_moved_from_the_first_take_on() -> None:
     for writes, moves in (((PUT,), False), ((PUT, TAKE), True), ((PUT,), True)):
         sent = msgspec.json.encode({"writes": writes})
         operation = msgspec.structs.replace(request_bodies.transaction(sent, wire.JSON), sequence=1)
-        recorder.watch(c.operate(1, 1, 1, [operation]), asyncio.get_running_loop().create_future())
+        recorder.watch(c.Operate(1, 1, 1, [operation]), asyncio.get_running_loop().create_future())
         assert recorder.moves == moves
 
 

@@ -85,7 +85,7 @@ class Machines:
         self._steps: dict[tuple[int, int, Message], tuple[int, Effect]] = {}
         self.about: list[About] = []
         tables = [c.DeclareTable(name, "resident", 1 << 20) for name in ("t", "u")]
-        start = c.encode_entry(0, [c.RaiseLevel(4), *tables])
+        start = c.encode_entry(0, [*tables])
         machine = make()
         machine.apply(1, 1, start)
         self.start = self._number(machine, (start,))
@@ -128,10 +128,10 @@ class Machines:
             case ("reap",):
                 return c.Reap([CLIENT])
             case ("op", epoch, sequence, first_incomplete):
-                return c.operate(CLIENT, epoch, first_incomplete, [self._operation(sequence)])
+                return c.Operate(CLIENT, epoch, first_incomplete, [self._operation(sequence)])
             case ("run", epoch, first, last, first_incomplete):
                 ops = [self._operation(SequenceNumber(sequence)) for sequence in range(first, last + 1)]
-                return in_columns(c.operate(CLIENT, epoch, first_incomplete, ops))
+                return in_columns(c.Operate(CLIENT, epoch, first_incomplete, ops))
             case ("resolve", sequence):
                 return c.Resolve(CLIENT, sequence)
         raise ValueError(message)
@@ -144,7 +144,7 @@ class Machines:
             return c.Op(sequence, kind, "t", "n", print_, by=by)
         counts = c.Condition("t", "n", int(c.Test.AT_LEAST), 1)
         none, unprinted = SequenceNumber(0), Fingerprint(0)
-        both = [c.Write(none, kind, table, "n", unprinted, by=by) for table in ("t", "u")]
+        both = [c.Op(none, kind, table, "n", unprinted, by=by) for table in ("t", "u")]
         return c.Transaction(sequence, print_, [counts], both)
 
     def _number(self, machine: Machine, log: tuple[bytes, ...]) -> int:

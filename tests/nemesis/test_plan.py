@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.consensus.log.segment import SEGMENT_SUFFIX
-from oncegate.proof.check import runner
 from oncegate.proof.check.equipment import Equipment
 from oncegate.proof.check.nemesis import FAULTS, Action, FaultPlan, available, fault, names_of, plan_of
 from oncegate.proof.check.nemesis.fault import LEADER
 from oncegate.proof.check.nemesis.network import PartitionMajorityRing, Topology
-from oncegate.proof.check.plan import RunPlan
 
 GROUPS = sorted({kind.group for kind in FAULTS.values()})
 PINNED = [
@@ -188,16 +186,6 @@ def test_documentation_names_every_fault_and_group() -> None:
     named = set(re.findall(r"`(\w+)`", page))
     assert set(FAULTS) <= named
     assert all(f"| {kind.group} |" in page for kind in FAULTS.values())
-
-
-@pytest.mark.parametrize(("workload", "may"), [("register", True), ("leases", False), ("lock", False)])
-def test_no_node_runs_the_build_before_under_a_workload_whose_commands_it_does_not_know(
-    monkeypatch: pytest.MonkeyPatch, workload: str, may: bool
-) -> None:
-    monkeypatch.setattr(runner, "missing", dict)
-    plans = [runner.faults_of(RunPlan(workload=workload, faults=("all",), seed=seed, seconds=60)) for seed in range(10)]
-    assert any("earlier_build" in {action.fault for action in plan.actions} for plan, _ in plans) == may
-    assert all(("feature level 3" in left_out.get("earlier_build", "")) != may for _, left_out in plans)
 
 
 def test_log_that_another_fault_has_damaged_is_not_torn_as_well(tmp_path: Path) -> None:

@@ -38,16 +38,10 @@ def test_records_in_memory_are_those_of_a_list_of_what_is_not_forgotten(steps: l
             number += 1 + amount // 8
             model.append(used(number, key))
             records.add(name_of("bob", key), model[-1])
-        elif what == 3 and model:
-            gone = model.pop(amount % len(model))
-            records.forget(name_of(gone.tenant, gone.key), gone)
-        elif what == 4 and model:
+        elif what >= 3 and model:
             first = model[amount % len(model)].number + amount % 2
             records.forget_below(first)
             model = [one for one in model if one.number >= first]
-        elif what == 5 and amount == 0:
-            records.clear()
-            model = []
         assert list(records.run(0, ALL)) == model
         assert list(records.run(amount, number)) == [one for one in model if amount <= one.number < number]
         by_number = {one.number: one for one in model}
@@ -100,10 +94,10 @@ def test_records_buckets_and_counts_are_saved_as_arrays_of_their_fields_in_order
     assert msgspec.to_builtins(used(3)) == [3, "bob", "k", 3, 12, [7, 3, None, ""]]
     held = Held(2, 700)
     assert msgspec.to_builtins(held) == [2, 700]
-    assert msgspec.to_builtins(Bucket(1, 3, 5, 4, 99, {"kbob": held}, True, 8)) == [
+    assert msgspec.to_builtins(Bucket(1, 3, 5, 4, 99, {"kbob": held}, 8)) == [
         *[1, 3, 5, 4, 99],
         {"kbob": [2, 700]},
-        *[True, 8],
+        8,
     ]
 
 
@@ -127,30 +121,9 @@ def test_count_goes_up_and_down_and_never_below_nothing(keys: int, size: int, mo
 def test_bucket_takes_keys_for_a_24th_of_what_its_first_one_has_left_and_a_millisecond_at_least(
     left_ms: int, width_ms: int
 ) -> None:
-    bucket = opened(7, 100, 100 + left_ms, singly=False)
-    assert bucket == Bucket(7, 7, 100 + width_ms, 100, 100 + left_ms, {}, False)
+    bucket = opened(7, 100, 100 + left_ms)
+    assert bucket == Bucket(7, 7, 100 + width_ms, 100, 100 + left_ms, {})
     assert type(bucket.until_ms) is int
-    assert bucket.takes(7, 99 + width_ms, singly=False)
-    for number, used_ms, singly in ((7, 100 + width_ms, False), (8, 100, False), (7, 100, True)):
-        assert not bucket.takes(number, used_ms, singly=singly)
-
-
-def test_bucket_of_keys_that_go_singly_has_no_end_of_its_time() -> None:
-    bucket = opened(7, 100, 2_500, singly=True)
-    assert bucket == Bucket(7, 7, 0, 100, 2_500, {}, True)
-    assert bucket.takes(7, ALL, singly=True)
-    assert not bucket.takes(7, 100, singly=False)
-
-
-def test_oldest_key_of_a_bucket_leaves_it_with_what_it_took_or_not_at_all() -> None:
-    bucket = opened(1, 0, 9, singly=True)
-    for size in (5, 7):
-        bucket.add("kbob", size, 1, 9)
-    for owner, size in (("ebob", 5), ("kbob", 13)):
-        with pytest.raises(InvariantViolation):
-            bucket.take_first(owner, size)
-        assert (bucket.first, bucket.held) == (1, {"kbob": Held(2, 12)})
-    bucket.take_first("kbob", 5)
-    assert (bucket.first, bucket.stop, bucket.held) == (2, 3, {"kbob": Held(1, 7)})
-    bucket.take_first("kbob", 7)
-    assert (bucket.first, bucket.stop, bucket.held) == (3, 3, {})
+    assert bucket.takes(7, 99 + width_ms)
+    assert not bucket.takes(7, 100 + width_ms)
+    assert not bucket.takes(8, 100)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +19,6 @@ from oncegate.rifl.key_table import NO_TIME, KeyTable
 from oncegate.rifl.resolve_rule import Fate
 from oncegate.rifl.rule import EXECUTE, Execute, Refusal
 from tests.rifl.apply_rule import assert_caught
-
-MAX = 6
 
 
 @dataclass
@@ -65,24 +62,16 @@ class Keys(RuleBasedStateMachine):
     """The model keeps every use for ever, so a second execution shows."""
 
     table_type: ClassVar[type[KeyTable]] = KeyTable
-    by_bucket: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
-        self._max = mock.patch.object(key_table, "KEYS_MAX", MAX)
-        self._max.start()
         self.keys = type(self).table_type()
-        if self.by_bucket:
-            self.keys.begin_buckets()
         self.groups = Groups()
         self.now = 0
         self.commit = 0
         self.end = 0
         self.used: dict[tuple[str, str], Used] = {}
         self.present: list[tuple[str, str]] = []
-
-    def teardown(self) -> None:
-        self._max.stop()
 
     @rule(
         tenant=st.sampled_from(["", "", "bob"]),
@@ -124,8 +113,6 @@ class Keys(RuleBasedStateMachine):
             assert verdict is Refusal.SESSION_EXPIRED, "a forgotten key whose age can be told is never executed again"
         elif verdict is Refusal.SESSION_EXPIRED:
             assert named_ms <= self.keys.forgotten_ms, "only keys that may have been forgotten are refused"
-        elif not self.by_bucket and len(self.present) >= MAX:
-            assert verdict is Refusal.QUOTA
         else:
             assert verdict is EXECUTE
             self.commit += 1
@@ -141,15 +128,12 @@ class Keys(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now += ms
 
-    @rule(limit=st.integers(1, 4))
-    def forget(self, limit: int) -> None:
-        if self.by_bucket:
-            ends = {self.used[name].group: self.used[name].ends_ms for name in self.present}
-            over = [name for name in self.present if ends[self.used[name].group] < self.now]
-        else:
-            over = [name for name in self.present if self.used[name].ends_ms < self.now][:limit]
+    @rule()
+    def forget(self) -> None:
+        ends = {self.used[name].group: self.used[name].ends_ms for name in self.present}
+        over = [name for name in self.present if ends[self.used[name].group] < self.now]
         assert self.keys.due(self.now) == bool(over)
-        assert self.keys.forget(self.now, limit) == len(over)
+        assert self.keys.forget(self.now) == len(over)
         self.present = [name for name in self.present if name not in over]
         if not self.present:
             self.groups.end()
@@ -157,11 +141,8 @@ class Keys(RuleBasedStateMachine):
     @rule()
     def save_and_restore(self) -> None:
         restored = type(self).table_type()
-        if self.by_bucket:
-            restored.records = self.keys.records  # on disk, where they are
-            restored.restore_buckets(self.keys.next, self.keys.forgotten_ms, self.keys.buckets)
-        else:
-            restored.restore(self.keys.first, self.keys.next, self.keys.forgotten_ms, list(self.keys))
+        restored.records = self.keys.records  # on disk, where they are
+        restored.restore(self.keys.next, self.keys.forgotten_ms, self.keys.buckets)
         assert restored.dump() == self.keys.dump()
         self.keys = restored
 
@@ -169,7 +150,6 @@ class Keys(RuleBasedStateMachine):
     def both_know_the_same(self) -> None:
         assert [(r.tenant, r.key) for r in self.keys] == self.present
         assert len(self.keys) == len(self.present)
-        assert self.by_bucket or len(self.present) <= MAX
         assert self.keys.bytes == sum(record.size for record in self.keys)
         for tenant in ("", "bob"):
             mine = [record.size for record in self.keys if record.tenant == tenant]
@@ -180,14 +160,6 @@ class Keys(RuleBasedStateMachine):
         assert all(bucket.first < bucket.stop for bucket in self.keys.buckets)
 
 
-class KeysInBuckets(Keys):
-    """The same by the bucket."""
-
-    by_bucket = True
-
-
-TestKeysInBuckets = KeysInBuckets.TestCase
-TestKeysInBuckets.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestKeys = Keys.TestCase
 TestKeys.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
@@ -197,8 +169,8 @@ class ForgetsItsAge(KeyTable):
 
     __slots__ = ()
 
-    def forget(self, now_ms: int, limit: int) -> int:
-        count = super().forget(now_ms, limit)
+    def forget(self, now_ms: int) -> int:
+        count = super().forget(now_ms)
         self.forgotten_ms = NO_TIME
         return count
 
@@ -215,10 +187,9 @@ class MixesTenants(KeyTable):
         return found if isinstance(found, KeyRecord) else super().decide(tenant, key, fingerprint, named_ms, now_ms)
 
 
-@pytest.mark.parametrize("model", [Keys, KeysInBuckets])
 @pytest.mark.parametrize("planted", [ForgetsItsAge, MixesTenants])
-def test_planted_bug_is_caught_by_the_model(planted: type[KeyTable], model: type[Keys]) -> None:
-    assert_caught(model, 2_000, table_type=planted)
+def test_planted_bug_is_caught_by_the_model(planted: type[KeyTable]) -> None:
+    assert_caught(Keys, 2_000, table_type=planted)
 
 
 def _filled(count: int, lifetime_ms: int = 10) -> KeyTable:
@@ -233,16 +204,15 @@ def test_key_in_a_bucket_is_never_forgotten_early_and_at_most_a_part_of_its_buck
     uses: list[tuple[int, int]], rest_ms: int
 ) -> None:
     keys, now, ends = KeyTable(), 0, list[int]()
-    keys.begin_buckets()
     for at, (pause_ms, lifetime_ms) in enumerate(uses, 1):
         now += pause_ms
-        keys.forget(now, 1)
+        keys.forget(now)
         keys.slot("", f"k{at}", now, lifetime_ms).record(at, 7, at)
         ends.append(now + lifetime_ms)
         width_ms = [bucket.until_ms - bucket.last_ms for bucket in keys.buckets]
         assert all(width > 0 for width in width_ms), "a new key opens the next bucket in time"
     now += rest_ms
-    keys.forget(now, 1)
+    keys.forget(now)
     remembered = {record.number for record in keys}
     for number, end in enumerate(ends, 1):
         assert number in remembered or end < now
@@ -254,51 +224,31 @@ def test_key_in_a_bucket_is_never_forgotten_early_and_at_most_a_part_of_its_buck
 @given(st.lists(st.tuples(st.integers(0, 3_600_000), st.integers(0, 2_592_000_000)), min_size=100, max_size=400))
 def test_buckets_are_few_whatever_the_lifetimes(uses: list[tuple[int, int]]) -> None:
     keys, now = KeyTable(), 0
-    keys.begin_buckets()
     for at, (pause_ms, lifetime_ms) in enumerate(uses, 1):
         now += pause_ms
-        keys.forget(now, 1)
+        keys.forget(now)
         keys.slot("", f"k{at}", now, lifetime_ms).record(at, 7, at)
         assert len(keys.buckets) <= 540
 
 
 def test_lifetime_that_stays_the_same_makes_a_bucket_for_each_part_and_two() -> None:
     keys, most = KeyTable(), 0
-    keys.begin_buckets()
     for at in range(1, 2_000):
-        keys.forget(at * 10, 1)
+        keys.forget(at * 10)
         keys.slot("", f"k{at}", at * 10, 2_400).record(at, 7, at)
         most = max(most, len(keys.buckets))
     assert most <= PARTS + 2
 
 
-def test_keys_of_before_the_buckets_are_forgotten_one_by_one_and_those_after_together() -> None:
-    keys = _filled(3, lifetime_ms=100)
-    keys.begin_buckets()
-    for at in (4, 5, 6):
-        keys.slot("", f"k{at}", at, 100).record(at, 7, at)
-    assert [(one.first, one.stop, one.singly) for one in keys.buckets] == [(1, 4, True), (4, 7, False)]
-    assert keys.forget(103, 10) == 2
-    assert keys.forget(104, 10) == 1
-    assert keys.forget(106, 10) == 0, "the newest of the bucket lasts until then, and takes the others with it"
-    assert keys.forget(107, 1) == 3
-    assert (keys.first, keys.next, keys.forgotten_ms, keys.bytes, keys.of_tenant("").keys) == (7, 7, 6, 0, 0)
-
-
-def test_bounds_of_before_the_buckets_are_out_of_the_way_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_of_the_rule_is_on_the_bytes_of_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = _filled(3)
-    for name in ("KEYS_MAX", "KEYS_BYTES_MAX"):
-        monkeypatch.setattr(key_table, name, 1)
-    assert keys.decide("", "new", 1, NO_TIME, 5) is Refusal.QUOTA
-    keys.begin_buckets()
     assert keys.decide("", "new", 1, NO_TIME, 5) is EXECUTE
-    monkeypatch.setattr(key_table, "BUCKETS_BYTES_MAX", keys.bytes)
+    monkeypatch.setattr(key_table, "KEYS_BYTES_MAX", keys.bytes)
     assert keys.decide("", "new", 1, NO_TIME, 5) is Refusal.QUOTA
 
 
 def test_fence_leaves_numbers_out_and_keeps_each_key_under_its_own_for_the_time_it_had_left() -> None:
     keys = _filled(2, lifetime_ms=100)
-    keys.begin_buckets()
     keys.slot("", "k3", 3, 100).record(3, 7, 3)
     keys.fence(1_000, 997, 50)
     assert [(record.number, record.ends_ms) for record in keys] == [(1, 1_098), (2, 1_099), (3, 1_100)]
@@ -308,35 +258,31 @@ def test_fence_leaves_numbers_out_and_keeps_each_key_under_its_own_for_the_time_
     assert keys.look_up(30).fate is Fate.EXPIRED, "another cluster may have given it out"
     assert keys.look_up(54).fate is Fate.EXECUTED
     again = KeyTable(keys.records)
-    again.restore_buckets(keys.next, keys.forgotten_ms, keys.buckets)
+    again.restore(keys.next, keys.forgotten_ms, keys.buckets)
     assert again.dump() == keys.dump()
-    for now, left in ((1_098, 4), (1_099, 3), (1_100, 2), (1_101, 1), (1_102, 0)):
-        again.forget(2_000 if now == 1_102 else now, 9)
+    for now, left in ((1_100, 4), (1_101, 1), (2_000, 0)):
+        again.forget(now)
         assert len(again) == left
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["bucket", "singly"])
 @given(
     uses=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 200)), min_size=1, max_size=20),
     slept_ms=st.integers(0, 300),
     pause_ms=st.integers(1, 90),
 )
 def test_key_of_the_time_before_a_fence_is_executed_at_no_time_behind_it(
-    early: bool, uses: list[tuple[int, int]], slept_ms: int, pause_ms: int
+    uses: list[tuple[int, int]], slept_ms: int, pause_ms: int
 ) -> None:
     """Another cluster may have executed it, also where the keys that are remembered here are forgotten by now."""
     keys, now = KeyTable(), 0
-    if not early:
-        keys.begin_buckets()
     for at, (rest_ms, lifetime_ms) in enumerate(uses, 1):
         now += rest_ms
         keys.slot("", f"k{at}", now, lifetime_ms).record(at, 7, at)
-    keys.begin_buckets()
     fenced = now = now + slept_ms
     keys.fence(fenced, slept_ms, 50)
     while len(keys):
         now += pause_ms
-        keys.forget(now, 1)
+        keys.forget(now)
         for named in range(fenced + 1):
             assert keys.decide("", "elsewhere", 1, named, now) is Refusal.SESSION_EXPIRED
         assert keys.decide("", "new", 1, fenced + 1, now) is EXECUTE
@@ -344,7 +290,6 @@ def test_key_of_the_time_before_a_fence_is_executed_at_no_time_behind_it(
 
 def test_room_to_come_tells_what_each_kind_and_tenant_takes_behind_each_bucket() -> None:
     keys = KeyTable()
-    keys.begin_buckets()
     for at, (tenant, key) in enumerate([("a", "k1"), ("a", "e1"), ("b", "k2"), ("a", "k3")], 1):
         keys.slot(tenant, key, at * 100, 1_000).record(at, 7, at)
     size = keys.bytes // 4
@@ -355,16 +300,6 @@ def test_room_to_come_tells_what_each_kind_and_tenant_takes_behind_each_bucket()
         (1_300, (size, size, size)),
         (1_400, (0, 0, 0)),
     ]
-
-
-def test_records_that_are_not_all_there_are_not_taken_for_a_table() -> None:
-    saved = list(_filled(3))
-    for found in (saved[:2], saved[1:], [saved[0], saved[2], saved[1]], [*saved, saved[2]]):
-        with pytest.raises(InvariantViolation):
-            KeyTable().restore(1, 4, NO_TIME, found)
-    again = KeyTable()
-    again.restore(1, 4, NO_TIME, saved)
-    assert list(again) == saved
 
 
 def _used(number: int = 4, key: str = "k4", used_ms: int = 3, ends_ms: int = 13, commit: int = 4) -> KeyRecord:
@@ -394,7 +329,7 @@ def test_key_that_would_hide_a_second_execution_raises_and_changes_nothing(wrong
 @pytest.mark.parametrize("wrong", [_used(used_ms=2, ends_ms=90), _used(used_ms=90, ends_ms=90, commit=0)])
 def test_first_key_after_all_were_forgotten_is_no_older_than_they(wrong: KeyRecord) -> None:
     keys = _filled(3)
-    keys.forget(50, 10)
+    keys.forget(50)
     with pytest.raises(InvariantViolation):
         keys.add(wrong)
 
@@ -402,9 +337,9 @@ def test_first_key_after_all_were_forgotten_is_no_older_than_they(wrong: KeyReco
 def test_bytes_of_keys_never_fall_below_what_is_remembered() -> None:
     keys = _filled(2)
     keys.bytes -= 1
-    assert keys.forget(12, 1) == 1
+    assert keys.forget(12) == 1
     with pytest.raises(InvariantViolation):
-        keys.forget(50, 1)
+        keys.forget(50)
     assert len(keys) == 1
 
 
@@ -420,5 +355,5 @@ def test_request_ids_of_keys_are_looked_up_by_their_own_tenant() -> None:
     assert keys.look_up(1) == (Fate.EXECUTED, CompletionRecord(7, 1))
     assert keys.look_up(1, "bob").fate is Fate.NEVER_SEEN
     assert keys.look_up(3).fate is Fate.NEVER_SEEN
-    keys.forget(12, 10)
+    keys.forget(12)
     assert keys.look_up(1).fate is Fate.EXPIRED

@@ -29,8 +29,6 @@ uses = st.lists(
     max_size=9,
 )
 """Time since the one before, lifetime, tenant and kind of each key."""
-levels = st.sampled_from([0, 0, 3, 99])
-"""How many keys are used below the level of buckets."""
 
 
 class Result(msgspec.Struct):
@@ -39,16 +37,12 @@ class Result(msgspec.Struct):
     size: int
 
 
-def filled(keys_used: list[Use], level_at: int) -> tuple[KeyTable, int]:
+def filled(keys_used: list[Use]) -> tuple[KeyTable, int]:
     """Return a table in which each key was used at its time, and the time of the last one."""
     keys, now = KeyTable(), 0
     for at, (pause_ms, lifetime_ms, tenant, kind) in enumerate(keys_used, 1):
-        if at > level_at:
-            keys.begin_buckets()
         now += pause_ms
         keys.slot(tenant, f"{kind}{at}", now, lifetime_ms).record(keys.next, 7, at, Result(at))
-    if level_at == 0:
-        keys.begin_buckets()
     return keys, now
 
 
@@ -82,13 +76,13 @@ def _fate(keys: KeyTable, number: int, known: KeyRecord | None, tenant: str) -> 
 
 
 def check_due(keys: KeyTable, records: list[KeyRecord]) -> None:
-    """The next key is forgotten after its own end where it goes singly, else after that of its bucket's last one."""
+    """The next key is forgotten after the end of its bucket's last one."""
     if not records:
         assert not keys.due(FAR_MS)
         assert keys.room_in_ms(3) == 0
         return
     bucket = keys.buckets[0]
-    due_ms = records[0 if bucket.singly else bucket.stop - bucket.first - 1].ends_ms
+    due_ms = records[bucket.stop - bucket.first - 1].ends_ms
     assert [keys.due(due_ms + more) for more in (-1, 0, 1)] == [False, False, True]
     assert [keys.room_in_ms(due_ms + more) for more in (-4, 0, 1, 9)] == [5, 1, 0, 0]
     (first_ms, _), *_ = keys.room_to_come(KeyKind.KEY, "")
@@ -102,14 +96,10 @@ def lying(keys: KeyTable) -> list[int]:
 
 def restored(keys: KeyTable) -> KeyTable:
     """Return a table as a start reads it."""
-    if not keys.by_bucket:
-        again = KeyTable()
-        again.restore(keys.first, keys.next, keys.forgotten_ms, list(keys))
-        return again
     again = KeyTable(MemoryKeys())
     for one in keys.records.run(0, 2**53):
         again.records.add(name_of(one.tenant, one.key), one)
-    again.restore_buckets(keys.next, keys.forgotten_ms, saved(keys))
+    again.restore(keys.next, keys.forgotten_ms, saved(keys))
     return again
 
 
@@ -147,11 +137,11 @@ def test_key_is_looked_for_once_to_be_decided_about_and_added() -> None:
 
 def test_commit_numbers_rise_as_long_as_a_key_is_remembered() -> None:
     """Not beyond it: a state that is read from disk has no record of what was forgotten."""
-    keys, _ = filled([(1, 10, "", "k")] * 3, 99)
-    assert keys.forget(12, 9) == 1
+    keys, _ = filled([(1, 10, "", "k")] * 3)
+    assert keys.forget(12) == 1
     with pytest.raises(InvariantViolation):
         keys.slot("", "k4", 20, 9).record(4, 7, 3)
-    keys.forget(99, 9)
+    keys.forget(99)
     assert restored(keys).dump() == keys.dump()
     keys.slot("", "k4", 99, 9).record(4, 7, 1)
 
@@ -179,7 +169,7 @@ def test_slot_of_a_key_cannot_be_changed_and_costs_the_garbage_collector_nothing
 def test_new_table_is_the_same_everywhere_and_a_key_that_names_no_time_is_minus_one_in_every_log() -> None:
     """Logs and states of earlier builds hold these."""
     keys = KeyTable()
-    assert keys.dump() == [1, 1, -1, 0, False, [], []]
+    assert keys.dump() == [1, 1, -1, 0, [], []]
     check(keys)
     assert KEYS_CLIENT == 2**53 - 1
     assert format_client_id(KEYS_CLIENT) == "001fffffffffffff"
@@ -189,14 +179,13 @@ def test_new_table_is_the_same_everywhere_and_a_key_that_names_no_time_is_minus_
 
 def test_bounds_of_the_rule_are_those_of_every_build_and_the_setting_is_what_the_documents_say() -> None:
     """A replica with another bound would decide otherwise about the same entry."""
-    bounds = key_table.KEYS_MAX, key_table.KEYS_BYTES_MAX, key_table.BUCKETS_BYTES_MAX
-    assert bounds == (1_000_000, 536_870_912, 17_592_186_044_416)
+    assert key_table.KEYS_BYTES_MAX == 17_592_186_044_416
     assert key_table.KEYS_BYTES_DEFAULT == 8_589_934_592
 
 
 def _three() -> KeyTable:
     """Return a table with buckets of keys 1 and 2, of 3, and of 4."""
-    keys, _ = filled([(1, 60, "", "k"), (0, 60, "", "k"), (9, 60, "", "k"), (9, 60, "", "k")], 0)
+    keys, _ = filled([(1, 60, "", "k"), (0, 60, "", "k"), (9, 60, "", "k"), (9, 60, "", "k")])
     assert [(one.first, one.stop) for one in keys.buckets] == [(1, 3), (3, 4), (4, 5)]
     return keys
 
@@ -258,7 +247,7 @@ def test_buckets_that_no_table_can_have_had_are_refused_by_number(wrong: Any, sa
     buckets = saved(keys)
     wrong(buckets)
     with pytest.raises(InvariantViolation, match=said):
-        KeyTable(keys.records).restore_buckets(99, NO_TIME, buckets)
+        KeyTable(keys.records).restore(99, NO_TIME, buckets)
 
 
 def test_first_record_of_a_bucket_has_to_be_there() -> None:
@@ -266,26 +255,20 @@ def test_first_record_of_a_bucket_has_to_be_there() -> None:
     buckets = saved(keys)
     keys.records.forget_below(2)
     with pytest.raises(InvariantViolation, match=r"^idempotency key 1 is missing$"):
-        KeyTable(keys.records).restore_buckets(5, NO_TIME, buckets)
+        KeyTable(keys.records).restore(5, NO_TIME, buckets)
 
 
 def test_no_key_is_remembered_from_the_next_number_on() -> None:
     keys = _three()
     with pytest.raises(InvariantViolation, match=r"^idempotency key 4 is remembered where 4 is the next$"):
-        KeyTable(keys.records).restore_buckets(4, NO_TIME, saved(keys))
-    KeyTable(keys.records).restore_buckets(5, NO_TIME, saved(keys))
-
-
-def test_keys_that_are_missing_at_the_end_are_named() -> None:
-    keys, _ = filled([(1, 60, "", "k")] * 3, 99)
-    with pytest.raises(InvariantViolation, match=r"^idempotency keys 4 to 5 are missing$"):
-        KeyTable().restore(1, 6, NO_TIME, list(keys))
+        KeyTable(keys.records).restore(4, NO_TIME, saved(keys))
+    KeyTable(keys.records).restore(5, NO_TIME, saved(keys))
 
 
 def test_bucket_may_begin_in_the_millisecond_in_which_the_one_before_it_ended() -> None:
-    keys, now = filled([(1, 60, "", "k")], 99)
-    keys.begin_buckets()
-    keys.slot("", "k2", now, 60).record(2, 7, 2)
+    keys, now = filled([(1, 60, "", "k")])
+    keys.fence(now, 0, 5)
+    keys.slot("", "k2", now, 60).record(7, 7, 2)
     assert [one.last_ms for one in keys.buckets] == [now, now]
     again = restored(keys)
     assert again.dump() == keys.dump()
@@ -294,29 +277,21 @@ def test_bucket_may_begin_in_the_millisecond_in_which_the_one_before_it_ended() 
 
 @given(
     uses,
-    levels,
     st.integers(0, 80),
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), min_size=1, max_size=3),
     st.booleans(),
 )
 def test_behind_each_fence_the_same_keys_are_remembered_for_the_time_that_they_had_left(
-    keys_used: list[Use], level_at: int, rest_ms: int, fences: list[tuple[int, int]], used_between: bool
+    keys_used: list[Use], rest_ms: int, fences: list[tuple[int, int]], used_between: bool
 ) -> None:
-    keys, now = filled(keys_used, level_at)
+    keys, now = filled(keys_used)
     now += rest_ms
-    keys.forget(now, 99)
+    keys.forget(now)
     for slept_ms, skipped in fences:
         before, following, first, now = list(keys), keys.next + skipped, keys.first, now + slept_ms
         keys.fence(now, slept_ms, skipped)
-        if keys.by_bucket:
-            wanted = [msgspec.structs.replace(one, ends_ms=one.ends_ms + slept_ms) for one in before]
-            numbers = (first if before else following, following)
-        else:
-            wanted = [
-                KeyRecord(number, one.tenant, one.key, now, one.ends_ms + slept_ms, one.record)
-                for number, one in enumerate(before, following)
-            ]
-            numbers = (following, following + len(before))
+        wanted = [msgspec.structs.replace(one, ends_ms=one.ends_ms + slept_ms) for one in before]
+        numbers = (first if before else following, following)
         assert list(keys) == wanted
         assert (keys.first, keys.next, keys.forgotten_ms) == (*numbers, now)
         assert lying(keys) == [one.number for one in wanted], "nothing of before lies there any more"
@@ -328,19 +303,19 @@ def test_behind_each_fence_the_same_keys_are_remembered_for_the_time_that_they_h
             check(keys)
     while len(keys):
         now = keys.room_in_ms(0)
-        assert keys.forget(now - 1, 99) == 0
-        assert keys.forget(now, 99) > 0
+        assert keys.forget(now - 1) == 0
+        assert keys.forget(now) > 0
         check(keys)
         assert lying(keys) == [one.number for one in keys]
 
 
-@given(uses, levels, st.integers(0, 80), st.integers(0, 40))
+@given(uses, st.integers(0, 80), st.integers(0, 40))
 def test_table_is_restored_from_its_save_and_takes_then_what_it_would_have_taken(
-    keys_used: list[Use], level_at: int, rest_ms: int, slept_ms: int
+    keys_used: list[Use], rest_ms: int, slept_ms: int
 ) -> None:
-    keys, now = filled(keys_used, level_at)
+    keys, now = filled(keys_used)
     now += rest_ms
-    keys.forget(now, 99)
+    keys.forget(now)
     keys.fence(now + slept_ms, slept_ms, 2)
     again = restored(keys)
     commit = list(keys)[-1].record.commit if len(keys) else 0
@@ -356,30 +331,14 @@ def test_table_is_restored_from_its_save_and_takes_then_what_it_would_have_taken
     assert again.dump() == keys.dump()
 
 
-@given(uses, st.integers(0, 40), st.integers(1, 9))
-def test_keys_that_go_singly_are_forgotten_oldest_first_up_to_the_limit(
-    keys_used: list[Use], rest_ms: int, limit: int
-) -> None:
-    keys, now = filled(keys_used, 99)
-    now += rest_ms
-    before = list(keys)
-    over = [one for one in before if one.ends_ms < now][:limit]
-    assert keys.forget(now, limit) == len(over)
-    assert list(keys) == before[len(over) :]
-    assert lying(keys) == [one.number for one in keys]
-    assert not any(keys.records.find(name_of(one.tenant, one.key), 0) for one in over)
-    assert keys.forgotten_ms == (over[-1].used_ms if over else NO_TIME)
-    check(keys)
-
-
 @given(uses)
 def test_room_to_come_is_the_room_that_comes(keys_used: list[Use]) -> None:
-    keys, _ = filled(keys_used, 0)
+    keys, _ = filled(keys_used)
     for kind in KeyKind:
         for tenant in TENANTS:
             told = dict(keys.room_to_come(kind, tenant))  # of equal ends the last
             again = restored(keys)
             for ends_ms, left in told.items():
-                again.forget(ends_ms + 1, 1)
+                again.forget(ends_ms + 1)
                 assert again.taken(kind, tenant) == left
             assert len(again) == 0

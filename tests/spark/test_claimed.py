@@ -152,7 +152,7 @@ def planted_store(rows: Mapping[Key, tuple[int, int]], floor: int = 2) -> tuple[
     store, mine = held()
     model = Reference()
     model.epoch, model.floor, model.inherited = 5, floor, {2: 3, 4: 2}
-    claim = Claim(A, 5, floor, version=2, inherited=((2, 3), (4, 2)))
+    claim = Claim(A, 5, floor, inherited=((2, 3), (4, 2)))
     store.rows[STORE_META.name]["claim",]["value"] = msgspec.json.encode(claim).decode()
     for (hall, seat), (epoch, commit) in rows.items():
         model.rows[hall, seat] = Row(epoch, commit, "g")

@@ -175,7 +175,7 @@ class Queue(Recipe):
     stays until it is completed, whoever put it. A session has up to 1,024 claims.
 
     Args:
-        client: as of :class:`Lock`, and the next three. The cluster is at feature level 5.
+        client: as of :class:`Lock`, and the next three.
         session: writes.
         name: names it for everybody.
         table: a resident table that holds nothing but recipes.
@@ -201,7 +201,6 @@ class Queue(Recipe):
         most = ATTEMPTS_MAX if attempts_max is None else attempts_max
         self._attempts_max = whole(most, "attempts_max", 1, ATTEMPTS_MAX)
         self._visibility_ms = None if visibility_ms is None else _time(visibility_ms, "visibility_ms")
-        self._adopted = False
         key_of(f"{self._prefix}taken/{'0' * _DIGITS}")
 
     async def put(self, item: Value, *, idempotency_key: str | None = None, delay_ms: int | None = None) -> int:
@@ -247,8 +246,6 @@ class Queue(Recipe):
         Several cost what one does. Cancelled, it leaves no trace.
         """
         count = whole(count, "count", 1, TAKE_MAX)
-        if not self._adopted:
-            await self.adopt()
         claims = await self._take(count)
         while not claims:
             async with turn(self._client, self._table, f"{self._prefix}ready/"):
@@ -290,24 +287,6 @@ class Queue(Recipe):
             async for row in dead:
                 value: Any = row.value
                 moved += (await self._session.transact(self._to_ready(row, value[1]))).applied
-        return moved
-
-    async def adopt(self) -> int:
-        """Take over what builds before feature level 5 have left in this queue; the first claim does it by itself.
-
-        They kept an item under ``item/`` and a claim of it under ``claim/``. An item that one of their consumers has
-        now stays, until it has completed it or ended; what their producers put later is taken over by the next call.
-
-        Returns:
-            How many items.
-        """
-        rows = [row async for row in self._client.rows(self._table, prefix=f"{self._prefix}item/")]
-        moved = 0
-        for row in rows:
-            claim = f"{self._prefix}claim/{row.key.rpartition('/')[2]}"
-            taking = self._to_ready(row, row.value).check(self._table, claim, absent=True)
-            moved += (await self._session.transact(taking)).applied
-        self._adopted = moved == len(rows)
         return moved
 
     def _to_ready(self, row: Row, item: Json) -> Transaction:

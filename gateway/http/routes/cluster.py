@@ -32,7 +32,7 @@ from oncegate.gateway.http.negotiation import (
 )
 from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS
 from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route, Routes
-from oncegate.gateway.machine.levels import FIRST, NEWEST
+from oncegate.gateway.machine import levels
 from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, RepairMember, Request
 from oncegate.gateway.node.commit_stall import stall_of
 from oncegate.gateway.node.node import Node
@@ -96,8 +96,8 @@ class ClusterState(msgspec.Struct):
     change_pending: bool = False
     damage: str = ""
     stalled: str = ""
-    level: int = FIRST
-    level_known: int = FIRST
+    level: int = levels.FIRST
+    level_known: int = levels.FIRST
     settings: dict[str, str | int | float | bool | list[str]] = {}
 
 
@@ -175,7 +175,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         damage=node.damage,
         stalled=stall_of(status),
         level=node.machine.level,
-        level_known=NEWEST,
+        level_known=levels.NEWEST,
         settings=node.settings.for_new_member(),
     )
     return local(request, state)
@@ -302,7 +302,7 @@ async def lead(request: web.Request) -> web.StreamResponse:
 async def raise_level(request: web.Request) -> web.StreamResponse:
     """``POST /v1/cluster/level``: allow what came with a feature level, once every member can; there is no way back."""
     wanted = (await body(request, NewLevel)).level
-    return respond(request, await request.app[NODE].raise_level(NEWEST if wanted is None else wanted))
+    return respond(request, await request.app[NODE].raise_level(levels.NEWEST if wanted is None else wanted))
 
 
 async def _changed(request: web.Request, change: Request) -> web.Response:

@@ -77,12 +77,11 @@ _CHANGED: Final = (Code.CONFLICT, *PROPOSED)
 _VERSION: Final = Parameter(
     "version", {"type": "integer", "minimum": 1}, "the flow's version that the caller has seen", required=True
 )
-_NOT_PLAIN: Final = ("retention_bytes", "event_time", "shed_lag_bytes")
 ROUTES: Final = Routes("flows")
 
 
-def declaration_text(fields: dict[str, Any]) -> tuple[bytes, bool]:
-    """Return a flow's declaration as the log carries it, and whether it is plain.
+def declaration_text(fields: dict[str, Any]) -> bytes:
+    """Return a flow's declaration as the log carries it.
 
     Raises:
         OncegateError: BAD_REQUEST, PAYLOAD_TOO_LARGE; checked here, so that an invalid declaration costs no log entry.
@@ -100,7 +99,7 @@ def declaration_text(fields: dict[str, Any]) -> tuple[bytes, bool]:
         raise OncegateError(Code.PAYLOAD_TOO_LARGE, "the declaration is over 16 KiB")
     for target in declaration.targets:
         request_bodies.check_name(target, "target")
-    return text, declaration.plain
+    return text
 
 
 @ROUTES.add(
@@ -118,10 +117,10 @@ async def declare(request: web.Request) -> web.StreamResponse:
     fields = await body(request, dict[str, Any])
     if fields.setdefault("name", name) != name:
         raise request_bodies.bad("name differs from the path")
-    text, plain = declaration_text(fields)
+    text = declaration_text(fields)
     flow = declaration_of(text)
     check_tables(request[IDENTITY], Scope.FLOWS, (name, flow.source, *flow.targets))
-    return await submitted(request, c.DeclareFlow(text) if plain else c.DeclareFlow5(text), len(text))
+    return await submitted(request, c.DeclareFlow(text), len(text))
 
 
 @ROUTES.add("PATCH", _FLOW, Scope.FLOWS, {200: wire.FlowState}, body=wire.AlterFlow, errors=_CHANGED, act="flow.alter")
@@ -134,8 +133,7 @@ async def alter(request: web.Request) -> web.StreamResponse:
     del fields["version"]
     declaration_text({"name": name, "source": name, **fields})
     text = msgspec.json.encode(fields)
-    kind = c.AlterFlow if fields.keys().isdisjoint(_NOT_PLAIN) else c.AlterFlow5
-    return await submitted(request, kind(name, version, text), len(text))
+    return await submitted(request, c.AlterFlow(name, version, text), len(text))
 
 
 @ROUTES.add(

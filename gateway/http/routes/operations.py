@@ -55,7 +55,7 @@ class Operate:
 
     def __init__(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         self._exchange = exchange
-        self._command: c.Operate | c.OperateMixed
+        self._command: c.Operate
         self._size = 0
 
     def read(self, sent: bytes) -> None:

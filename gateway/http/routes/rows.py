@@ -163,7 +163,7 @@ class Change:
         self._client_id = format_client_id(who.client_id)
         op = msgspec.structs.replace(op, sequence=who.sequence)
         trace = plain.traceparent(headers)
-        node.attempt(c.operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace), size, waiter)
+        node.attempt(c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace), size, waiter)
 
     def reply(self, answer: Answer, _: bytes | None = None) -> Reply:
         """Tell what became of it."""
@@ -269,7 +269,8 @@ def under_key(
     busy, name = exchange.running, f"{tenant}\0{key.scoped}"
     if name in busy:
         raise OncegateError(Code.IN_PROGRESS, "the first request with this key is still running", retry_after_ms=50)
-    keyed = c.keyed(node.settings.idempotency_key_ms, key.scoped, key.named_ms, op, tenant, trace)
+    named = c.KeyedOp(key.scoped, key.named_ms, op)
+    keyed = c.Keyed(node.settings.idempotency_key_ms, [named], tenant, trace)
     # Not when this request ends: the operation goes on when its caller hangs up.
     node.attempt(keyed, size + len(key.text), waiter, partial(busy.discard, name))
     busy.add(name)

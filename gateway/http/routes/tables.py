@@ -92,13 +92,12 @@ async def declare(request: web.Request) -> web.StreamResponse:
     quota = QUOTA_BYTES_DEFAULT if declaration.quota_bytes is None else declaration.quota_bytes
     if not 1024 <= quota <= QUOTA_BYTES_MAX:
         raise request_bodies.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
-    flow, plain = (b"", True) if declaration.flow is None else _own_flow(name, declaration)
-    kind = c.DeclareTable if plain else c.DeclareTable5
-    return await submitted(request, kind(name, declaration.kind, quota, flow), 128 + len(flow))
+    flow = b"" if declaration.flow is None else _own_flow(name, declaration)
+    return await submitted(request, c.DeclareTable(name, declaration.kind, quota, flow), 128 + len(flow))
 
 
-def _own_flow(name: str, declaration: wire.DeclareTable) -> tuple[bytes, bool]:
-    """Return the declaration of a stream table's own flow, and whether it is plain; raises BAD_REQUEST."""
+def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
+    """Return the declaration of a stream table's own flow; raises BAD_REQUEST."""
     if declaration.kind != "stream":
         raise request_bodies.bad("only a stream table has its own flow; declare flows of other tables separately")
     return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})

@@ -73,7 +73,7 @@ async def transact(request: web.Request) -> web.StreamResponse:
     request[USAGE].charge(len(names))
     if isinstance(who, plain.Key):
         for at, write in enumerate(made.writes):
-            if write.bound:
+            if write.options is not None and write.options.bound:
                 raise request_bodies.bad(
                     f"writes[{at}].bound: under an Idempotency-Key there is no session to end with"
                 )
@@ -84,7 +84,7 @@ async def transact(request: web.Request) -> web.StreamResponse:
     check_owner(tenant_of(request), node.machine, who.client_id)
     op = msgspec.structs.replace(made, sequence=who.sequence)
     trace = plain.traceparent(headers)
-    command = c.operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant_of(request), trace)
+    command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant_of(request), trace)
     return await _answered(request, who.client_id, await attempted(node, command, size))
 
 

@@ -38,9 +38,7 @@ def state_digest(machine: Machine) -> str:
     add("closed", [*machine.sessions.closed.items()])
     add("ends", sorted(machine.ends.places()))
     keys = machine.keys
-    add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes)
-    if keys.by_bucket:
-        add("buckets", keys.buckets)
+    add("keys", keys.first, keys.next, keys.forgotten_ms, keys.bytes, keys.buckets)
     for used in keys:
         add("key", used)
     add("retired", machine.flows.retired.snapshot())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from oncegate.consensus.errors import StorageError
+from oncegate.gateway.machine.levels import too_old
 
 _TABLE_FILE: Final = re.compile(r"\b([0-9]+\.sst)\b", re.ASCII)
 
@@ -34,10 +35,8 @@ class StateVersionUnknown(StorageError):
     code = "STATE_VERSION_UNKNOWN"
 
     def __init__(self, path: Path, found: int, known: int, what: str = "format") -> None:
-        super().__init__(
-            f"the saved state in {path} has {what} {found}; this build reads up to {known}: "
-            "start the build that wrote it, or a newer one"
-        )
+        way = "start the build that wrote it, or a newer one" if found > known else too_old("it")
+        super().__init__(f"the saved state in {path} has {what} {found}; this build reads {known}: {way}")
         self.path = path
         self.found = found
 

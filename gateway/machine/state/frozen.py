@@ -12,11 +12,10 @@ from operator import itemgetter
 from typing import Any
 
 from oncegate.consensus.ports import SavedPoint
-from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state.flow_images import FlowMarks, FrozenFlow
-from oncegate.gateway.machine.state.keys import FrozenKeys, KeyRun, StoredKeys
+from oncegate.gateway.machine.state.keys import FrozenKeys, StoredKeys
 from oncegate.gateway.machine.state.layout import (
     FLOWS_KEY,
     META_KEY,
@@ -48,9 +47,8 @@ class Frozen:
     flows: list[FrozenFlow]
     rows: list[FrozenRows]
     sessions: SessionImages
-    keys: FrozenKeys | KeyRun
-    flow_index: bytes | None
-    """None: the flows are numbered in order of declaration."""
+    keys: FrozenKeys
+    flow_index: bytes
     ends: list[tuple[int, dict[str, Life | None]]]
     """What has changed of the rows that end by themselves, by number of the table."""
 
@@ -88,8 +86,7 @@ class Frozen:
             yield from flow.piece_cells()
 
     def _cells_between_keys(self) -> Iterator[tuple[bytes, bytes | None]]:
-        if self.flow_index is not None:
-            yield FLOWS_KEY, self.flow_index
+        yield FLOWS_KEY, self.flow_index
         for number, changes in self.ends:
             for key in sorted_in_runs(changes):
                 life = changes[key]
@@ -148,11 +145,8 @@ def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Froze
             rows.append(part[0])
             retired.append(part[1])
     flows, numbers = marks.freeze(machine.flows.all())
-    index = None
-    plain = machine.flows.plain
-    if machine.flows.changed or machine.identity or not plain or machine.level > levels.FIRST:
-        index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot()))
-    meta = encode_meta(meta_of(machine, point), has_index=index is not None, plain=plain)
+    index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot()))
+    meta = encode_meta(meta_of(machine, point))
     ends = [(number, lives) for number, _, lives in parts if lives]
     if not isinstance(records := machine.keys.records, StoredKeys):
         raise InvariantViolation("the idempotency keys of this machine are in memory alone")

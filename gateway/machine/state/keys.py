@@ -6,15 +6,14 @@ the records frozen by a save stay in front of the store until the next one.
 
 A record has two cells: by its number the record, by its name the number. A key that is forgotten keeps both until later
 saves remove them, ``CLEANED`` at a time and the oldest first, whatever the other nodes do: a name whose number is below
-the oldest remembered one counts for nothing, and a key that is used anew puts its new number there. Below the level at
-which keys are forgotten by the bucket, all of them are in memory, and there are no cells of names.
+the oldest remembered one counts for nothing, and a key that is used anew puts its new number there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -120,26 +119,6 @@ class FrozenKeys:
         return name not in self._names
 
 
-class KeyRun(NamedTuple):
-    """What one save writes of keys below the level of buckets: deletions from ``gone_first`` on, and what is new."""
-
-    gone_first: int
-    gone_end: int
-    new: list[KeyRecord]
-
-    def by_number(self) -> Iterator[CellColumns]:
-        """Yield the cells, in key order."""
-        for part in _numbers(range(self.gone_first, self.gone_end)):
-            yield [used_key_key(number) for number in part], [None] * len(part)
-        for at in range(0, len(self.new), PIECE_KEYS):
-            records = self.new[at : at + PIECE_KEYS]
-            yield [used_key_key(record.number) for record in records], [encode_used_key(record) for record in records]
-
-    def by_name(self) -> Iterator[CellColumns]:
-        """Yield nothing."""
-        return iter(())
-
-
 class StoredKeys:
     """The :class:`oncegate.rifl.key_records.KeyRecords` over a store.
 
@@ -159,7 +138,6 @@ class StoredKeys:
         "_saved",
         "_store",
         "_tally",
-        "_whole",
     )
 
     def __init__(self, store: RocksStore, tally: DirtyTally) -> None:
@@ -167,8 +145,6 @@ class StoredKeys:
         self._tally = tally
         self._kept = self._saved = 1
         """The store has records from ``_kept`` on, below ``_saved``."""
-        self._whole = False
-        """What is not in memory is in the store; else all is in memory."""
         self._fresh: dict[str, KeyRecord] = {}
         self._numbers: dict[int, KeyRecord] = {}
         self._frozen: FrozenKeys | None = None
@@ -179,18 +155,15 @@ class StoredKeys:
     def look_ahead(self, names: list[str]) -> None:
         """Read at once, for a third of the cost, where the names that are about to be looked for lead."""
         self._ahead = {}
-        if self._whole:
-            fresh, frozen = self._fresh, self._frozen_names
-            below = [name for name in names if name not in fresh and name not in frozen]
-            if len(below) > 1:
-                self._ahead = dict(zip(below, self._store.values(list(map(name_key, below))), strict=True))
+        fresh, frozen = self._fresh, self._frozen_names
+        below = [name for name in names if name not in fresh and name not in frozen]
+        if len(below) > 1:
+            self._ahead = dict(zip(below, self._store.values(list(map(name_key, below))), strict=True))
 
     def find(self, name: str, first: int) -> KeyRecord | None:
         """Return the newest record under a name, unless its number is below ``first``; raises as :meth:`at`."""
         found = self._fresh.get(name)
         if found is None:
-            if not self._whole:
-                return None
             found = self._frozen_names.get(name)
             if found is None:
                 value = self._ahead[name] if name in self._ahead else self._store.value(name_key(name))
@@ -209,7 +182,7 @@ class StoredKeys:
         found = self._numbers.get(number)
         if found is None:
             found = self._frozen_numbers.get(number)
-        if found is None and self._whole and (image := self._store.value(used_key_key(number))) is not None:
+        if found is None and (image := self._store.value(used_key_key(number))) is not None:
             found = decode_used_key(self._store.path, image)
         return found
 
@@ -220,58 +193,37 @@ class StoredKeys:
         tally.rows += 1
         tally.bytes += record.size + FRESH_KEY_BYTES
 
-    def resume(self, kept: int, saved: int, *, whole: bool) -> None:
-        """Note what the store has: records from ``kept`` on, below ``saved``; ``whole``: names too, and none is here.
-
-        What was added before is not new.
-        """
-        self._kept, self._saved, self._whole = kept, saved, whole
-        self._tally.rows = self._tally.bytes = 0
-
-    def forget(self, name: str, record: KeyRecord) -> None:
-        """Drop a record from memory; on disk it is removed by and by."""
-        self._numbers.pop(record.number, None)
-        if self._fresh.get(name) is record:
-            del self._fresh[name]
+    def resume(self, kept: int, saved: int) -> None:
+        """Note what the store has: records from ``kept`` on, below ``saved``."""
+        self._kept, self._saved = kept, saved
 
     def forget_below(self, first: int) -> None:
         """Do nothing: what is in memory leaves it with the next save but one."""
 
     def run(self, first: int, stop: int) -> Iterator[KeyRecord]:
         """Yield the records from ``first`` on, below ``stop``; raises StateCorrupt, StoreFailed."""
-        memory = chain(self._frozen_numbers.items(), self._numbers.items()) if self._whole else self._numbers.items()
-        if self._whole:
-            oldest = min(next(iter(self._frozen_numbers), stop), next(iter(self._numbers), stop), stop)
-            if first < oldest:
-                for _, image in self._store.scan(KEYS, number_part(first), number_part(oldest)):
-                    yield decode_used_key(self._store.path, image)
-        for number, record in memory:
+        oldest = min(next(iter(self._frozen_numbers), stop), next(iter(self._numbers), stop), stop)
+        if first < oldest:
+            for _, image in self._store.scan(KEYS, number_part(first), number_part(oldest)):
+                yield decode_used_key(self._store.path, image)
+        for number, record in chain(self._frozen_numbers.items(), self._numbers.items()):
             if first <= number < stop:
                 yield record
 
-    def clear(self) -> None:
-        """Forget all that is in memory."""
-        self._fresh, self._numbers, self._ahead = {}, {}, {}
-
-    def freeze(self, keys: KeyTable) -> tuple[FrozenKeys | KeyRun, list[dict[Any, Any]]]:
-        """Hand over what the next save writes of ``keys``; as :meth:`StoredRows.freeze`, O(1) where buckets are.
+    def freeze(self, keys: KeyTable) -> tuple[FrozenKeys, list[dict[Any, Any]]]:
+        """Hand over what the next save writes of ``keys``; as :meth:`StoredRows.freeze`, O(1).
 
         Returns:
             What to save, and dicts that are used no more.
         """
         first, after, self._ahead = keys.first, keys.next, {}
-        if not keys.by_bucket:
-            new = [self._numbers[number] for number in range(max(self._saved, first), after)]
-            run = KeyRun(self._kept, min(first, self._saved), new)
-            self._kept, self._saved = first, after
-            return run, []
         retired: list[dict[Any, Any]] = [self._frozen_names, self._frozen_numbers]
         if self._frozen is not None:
             self._kept = self._frozen.kept
         head = KeysHead(self._kept, [_copied(bucket) for bucket in keys.buckets])
         self._frozen_names, self._frozen_numbers = self._fresh, self._numbers
         self._frozen = FrozenKeys(self._store, self._numbers, self._fresh, head, first, self._saved)
-        self._fresh, self._numbers, self._saved, self._whole = {}, {}, after, True
+        self._fresh, self._numbers, self._saved = {}, {}, after
         return self._frozen, retired
 
 
@@ -290,17 +242,10 @@ def _copied(bucket: Bucket) -> Bucket:
         bucket.last_ms,
         bucket.ends_ms,
         held,
-        bucket.singly,
         bucket.slept_ms,
     )
 
 
 def _pieces(names: Iterator[str]) -> Iterator[list[str]]:
     while part := list(islice(names, PIECE_KEYS)):
-        yield part
-
-
-def _numbers(numbers: Iterable[int]) -> Iterator[list[int]]:
-    left = iter(numbers)
-    while part := list(islice(left, PIECE_KEYS)):
         yield part

@@ -6,28 +6,22 @@ Owns: the layout below, pure. All integers in keys are big-endian, so that cells
 |---|---|
 | ``00`` | format version (u32), then :class:`Meta` |
 | ``01`` flow (u16) | :class:`FlowHead` |
-| ``02`` flow (u16) batch (u64) | five little-endian int64: first commit, last commit, items through, bytes, seal time |
+| ``02`` flow (u16) batch (u64) | five little-endian int64: first commit, last commit, items through, bytes, seal time;
+a sixth where the flow's event-time clock at it is known |
 | ``03`` flow (u16) first commit (u64) part (u32) | a piece of the open segment (:class:`Piece`), or bytes of a body |
 | ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text; of a row that ends by itself the
 highest bit of the version is set, and its end (u64, cluster time or 0) and owner (u64, client id or 0) come before the
 text; of one that is moved then the next bit is set too, and the key (u16 bytes, UTF-8) comes behind them |
 | ``05`` client id (u64) | :class:`SessionImage` |
 | ``06`` number (u64) | :class:`StoredKey` |
-| ``07`` | :class:`FlowIndex`, from format 4 on |
-| ``08`` table (u16) row key (UTF-8) | end (u64) and owner (u64) of a row that ends by itself, from format 7 on |
-| ``0a`` tenant, NUL, key (UTF-8) | number (u64) of an idempotency key, from format 9 on |
-| ``0b`` | :class:`KeysHead`, from format 9 on |
+| ``07`` | :class:`FlowIndex` |
+| ``08`` table (u16) row key (UTF-8) | end (u64) and owner (u64) of a row that ends by itself |
+| ``0a`` tenant, NUL, key (UTF-8) | number (u64) of an idempotency key |
+| ``0b`` | :class:`KeysHead` |
 
-Tables are numbered from 0 in the order of their declaration, and no number is given out twice; before format 7 none is
-ever removed. So are flows in format 3. Format 4
-is written once the cluster has an identity, and from the first change of a flow that was there on (:attr:`FlowIndex`):
-a build that knows format 3 alone would read it wrongly, and refuses it. Format 5 is written once a consumer has
-written parts of a cascade, or a flow has a retention by size, a clock or sheds, which a build before would forget; in
-it, a batch has a sixth int64 where the flow's event-time clock at it is known. Format 6 is written once the feature
-level was raised (:mod:`oncegate.gateway.machine.levels`): a build that knows no levels refuses it. Format 8 is written
-from feature level 4 on, where a session may have runs of records. Format 9 is written from feature level 5 on: rows may
-be moved at their end, results tell rows that were taken, and there may be cells ``06`` and ``0a`` of numbers below the
-oldest remembered one (:mod:`oncegate.gateway.machine.state.keys`), which count for nothing. Values are msgpack arrays
+Tables are numbered from 0 in the order of their declaration, and no number is given out twice; flows as
+:class:`FlowIndex` says. There may be cells ``06`` and ``0a`` of numbers below the oldest remembered one
+(:mod:`oncegate.gateway.machine.state.keys`), which count for nothing. Values are msgpack arrays
 unless said otherwise. Checksums are the store's (one for each block).
 """
 
@@ -56,16 +50,7 @@ from oncegate.rifl.key_records import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 
-FORMAT: Final = 9
-LEVEL_OF_FORMAT_9: Final = 5
-FORMAT_OF_LEVEL_4: Final = 8
-LEVEL_OF_FORMAT_8: Final = 4
-FORMAT_OF_LEVEL_3: Final = 7
-LEVEL_OF_FORMAT_7: Final = 3
-FORMAT_OF_LEVEL_2: Final = 6
-FORMAT_OF_FIRST_LEVEL: Final = 5
-FORMAT_OF_PLAIN_FLOWS: Final = 4
-FORMAT_OF_UNCHANGED_FLOWS: Final = 3
+FORMAT: Final = 10
 META_KEY: Final = b"\x00"
 HEADS: Final = b"\x01"
 BATCHES: Final = b"\x02"
@@ -101,8 +86,8 @@ _TEXT_OF_ENDING: Final = _VERSION_BYTES + _LIFE.size
 class TableMeta(msgspec.Struct, array_like=True, frozen=True):
     """A declared table and the exact size of what it holds.
 
-    From format 7 on: ``number``, before it the position in the list; ``since`` of
-    :class:`oncegate.gateway.machine.tables.Table`; of a dropped table ``swept``, the key up to which its rows are gone.
+    ``number`` and ``since`` of :class:`oncegate.gateway.machine.tables.Table`; of a dropped table ``swept``, the key up
+    to which its rows are gone.
     """
 
     name: str
@@ -110,9 +95,9 @@ class TableMeta(msgspec.Struct, array_like=True, frozen=True):
     quota_bytes: int
     bytes: int
     rows: int
-    number: int = -1
-    since: int = 0
-    swept: str | None = None
+    number: int
+    since: int
+    swept: str | None
 
 
 class Meta(msgspec.Struct, array_like=True, frozen=True):
@@ -129,24 +114,19 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     first_key: SequenceNumber
     next_key: SequenceNumber
     forgotten_ms: ClusterTimeMs
-    identity: str = ""
-    origin_identity: str = ""
-    origin_commit: int = 0
-    """Of :class:`oncegate.gateway.machine.machine.Origin`; builds that do not know these fields leave them out."""
-    level: int = levels.FIRST
-    ending_rows: int = 0
-    tables_declared: int = -1
-    """-1: as many as there are."""
-    closed_nonces: list[tuple[str, int]] = []
-    """Of :attr:`oncegate.rifl.session.SessionTable.closed`; empty below feature level 5."""
+    identity: str
+    origin_identity: str
+    origin_commit: int
+    """Of :class:`oncegate.gateway.machine.machine.Origin`."""
+    level: int
+    ending_rows: int
+    tables_declared: int
+    closed_nonces: list[tuple[str, int]]
+    """Of :attr:`oncegate.rifl.session.SessionTable.closed`."""
 
 
 class FlowHead(msgspec.Struct, array_like=True, frozen=True):
-    """A flow without its batches and open items; ``pieces`` counts the cells of the open segment.
-
-    ``version`` to ``fences`` came with format 4, what follows with format 5; they have their defaults in a flow
-    that was never changed since.
-    """
+    """A flow without its batches and open items; ``pieces`` counts the cells of the open segment."""
 
     declaration: FlowDeclaration
     consumers: tuple[ConsumerState, ...]
@@ -157,11 +137,11 @@ class FlowHead(msgspec.Struct, array_like=True, frozen=True):
     last_commit: int
     size_bytes: int
     pieces: int
-    version: int = 1
-    altered_ms: int = 0
-    fences: int = 0
-    event_dropped_ms: int = 0
-    shed_items: int = 0
+    version: int
+    altered_ms: int
+    fences: int
+    event_dropped_ms: int
+    shed_items: int
 
 
 class FlowIndex(msgspec.Struct, array_like=True, frozen=True):
@@ -212,14 +192,14 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
-    """A session with its completion records; ``runs``, from format 8 on, is there if there are some."""
+    """A session with its completion records."""
 
     session: SessionRecord
     first_incomplete: SequenceNumber
     highest: SequenceNumber
     records: dict[int, StoredRecord]
     ranges: list[RangeRecord]
-    runs: list[RangeRecord] = []
+    runs: list[RangeRecord]
 
 
 class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -234,7 +214,7 @@ class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class KeysHead(msgspec.Struct, array_like=True, frozen=True):
-    """What is remembered of idempotency keys, from format 9 on; the cells ``06`` begin at the number ``kept``, here."""
+    """What is remembered of idempotency keys; the cells ``06`` begin at the number ``kept``, here."""
 
     kept: int
     buckets: list[Bucket]
@@ -251,38 +231,22 @@ _keys_head = msgspec.msgpack.Decoder(KeysHead)
 T = TypeVar("T")
 
 
-def encode_meta(meta: Meta, *, has_index: bool = False, plain: bool = True) -> bytes:
-    """Return the value of :data:`META_KEY`.
-
-    ``has_index``: there is a :class:`FlowIndex`, always above the first feature level; not ``plain``: there is, and
-    flows have what came with format 5.
-    """
-    if meta.level >= LEVEL_OF_FORMAT_9:
-        version = FORMAT
-    elif meta.level >= LEVEL_OF_FORMAT_8:
-        version = FORMAT_OF_LEVEL_4
-    elif meta.level >= LEVEL_OF_FORMAT_7:
-        version = FORMAT_OF_LEVEL_3
-    elif meta.level > levels.FIRST:
-        version = FORMAT_OF_LEVEL_2
-    elif not plain:
-        version = FORMAT_OF_FIRST_LEVEL
-    else:
-        version = FORMAT_OF_PLAIN_FLOWS if has_index else FORMAT_OF_UNCHANGED_FLOWS
-    return _U32.pack(version) + _encode(meta)
+def encode_meta(meta: Meta) -> bytes:
+    """Return the value of :data:`META_KEY`."""
+    return _U32.pack(FORMAT) + _encode(meta)
 
 
-def decode_meta(path: Path, value: bytes) -> tuple[int, Meta]:
-    """Read the value of :data:`META_KEY` and its format version; raises StateVersionUnknown, StateCorrupt."""
+def decode_meta(path: Path, value: bytes) -> Meta:
+    """Read the value of :data:`META_KEY`; raises StateVersionUnknown, StateCorrupt."""
     if len(value) < _U32.size:
         raise StateCorrupt(path, "its first cell is cut short")
     (version,) = _U32.unpack_from(value)
-    if not FORMAT_OF_UNCHANGED_FLOWS <= version <= FORMAT:
+    if version != FORMAT:
         raise StateVersionUnknown(path, version, FORMAT)
     meta = _decoded(path, _meta, value[_U32.size :])
     if meta.level > levels.NEWEST:
         raise StateVersionUnknown(path, meta.level, levels.NEWEST, "feature level")
-    return version, meta
+    return meta
 
 
 def encode_flow_index(index: FlowIndex) -> bytes:
@@ -431,8 +395,8 @@ def session_key(client_id: int) -> bytes:
 
 def encode_session(session: SessionRecord, tracker: ResultTracker) -> bytes:
     """Return the value of a session with its records, in time proportional to their number."""
-    image = (session, tracker.first_incomplete, tracker.highest, tracker.kept_singly, tracker.ranges)
-    return _encode((*image, tracker.runs) if tracker.runs else image)
+    image = session, tracker.first_incomplete, tracker.highest, tracker.kept_singly, tracker.ranges, tracker.runs
+    return _encode(image)
 
 
 def decode_session(path: Path, value: bytes) -> tuple[SessionRecord, ResultTracker]:

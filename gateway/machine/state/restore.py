@@ -30,9 +30,6 @@ from oncegate.gateway.machine.state.layout import (
     ENDS,
     EVENT_COLUMN,
     FLOWS_KEY,
-    FORMAT,
-    FORMAT_OF_PLAIN_FLOWS,
-    KEYS,
     KEYS_HEAD_KEY,
     LAST_PREFIX,
     META_KEY,
@@ -49,7 +46,6 @@ from oncegate.gateway.machine.state.layout import (
     decode_meta,
     decode_piece,
     decode_session,
-    decode_used_key,
     head_key,
     piece_key,
     pieces_prefix,
@@ -58,8 +54,6 @@ from oncegate.gateway.machine.state.rows import DirtyTally, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import InvariantViolation
-from oncegate.rifl.key_records import KeyRecord
-from oncegate.rifl.key_table import KeyTable
 
 
 def _no_rest() -> None:
@@ -100,16 +94,15 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     value = store.value(META_KEY)
     if value is None:
         return Restored(machine, None, FlowMarks(), tally)
-    version, meta = decode_meta(store.path, value)
+    meta = decode_meta(store.path, value)
     machine.commit = meta.commit
     machine.time_ms = meta.time_ms
     machine.replayed = meta.replayed
     machine.identity = meta.identity
     machine.origin = Origin(meta.origin_identity, meta.origin_commit)
     machine.level = meta.level
-    for at, about in enumerate(meta.tables):
-        number = at if about.number < 0 else about.number
-        rows = StoredRows(number, store, tally, about.rows)
+    for about in meta.tables:
+        rows = StoredRows(about.number, store, tally, about.rows)
         table = Table(
             about.name,
             about.kind,
@@ -117,7 +110,7 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
             rows,
             machine.changes,
             machine.ends,
-            number=number,
+            number=about.number,
             since=about.since,
         )
         table.put_back(about.bytes)
@@ -125,14 +118,12 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
             machine.tables[about.name] = table
         else:
             machine.closing[about.name] = Closing(table, about.swept)
-    machine.tables_declared = len(meta.tables) if meta.tables_declared < 0 else meta.tables_declared
-    marks, numbers = FlowMarks(), list(range(meta.flows))
-    if version >= FORMAT_OF_PLAIN_FLOWS:
-        index = decode_flow_index(store.path, store.value(FLOWS_KEY))
-        numbers, machine.flows.retired = index.numbers, RetiredNames(index.retired)
-    if len(numbers) != meta.flows:
-        raise StateCorrupt(store.path, f"{len(numbers)} of {meta.flows} flows are numbered")
-    for number in numbers:
+    machine.tables_declared = meta.tables_declared
+    index, marks = decode_flow_index(store.path, store.value(FLOWS_KEY)), FlowMarks()
+    machine.flows.retired = RetiredNames(index.retired)
+    if len(index.numbers) != meta.flows:
+        raise StateCorrupt(store.path, f"{len(index.numbers)} of {meta.flows} flows are numbered")
+    for number in index.numbers:
         mark = marks.numbered[number] = _flow(store, number)
         machine.flows.put_back(mark.flow)
     for _, image in store.scan(SESSIONS):
@@ -144,25 +135,11 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     machine.sessions.closed = dict(meta.closed_nonces)
     if len(machine.sessions) != meta.sessions:
         raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
-    _put_back_keys(store, machine.keys, records, version, meta, rest)
+    head = decode_keys_head(store.path, store.value(KEYS_HEAD_KEY))
+    records.resume(head.kept, meta.next_key)
+    machine.keys.restore(meta.next_key, meta.forgotten_ms, head.buckets)
     _put_back_ends(store, machine, meta, rest)
     return Restored(machine, meta.point, marks, tally)
-
-
-def _put_back_keys(
-    store: RocksStore, keys: KeyTable, records: StoredKeys, version: int, meta: Meta, rest: Callable[[], None]
-) -> None:
-    if version >= FORMAT:
-        head = decode_keys_head(store.path, store.value(KEYS_HEAD_KEY))
-        records.resume(head.kept, meta.next_key, whole=True)
-        keys.restore_buckets(meta.next_key, meta.forgotten_ms, head.buckets)
-        return
-    used: list[KeyRecord] = []
-    for _, image in store.scan(KEYS):
-        rest()
-        used.append(decode_used_key(store.path, image))
-    keys.restore(meta.first_key, meta.next_key, meta.forgotten_ms, used)
-    records.resume(meta.first_key, meta.next_key, whole=False)
 
 
 def _put_back_ends(store: RocksStore, machine: Machine, meta: Meta, rest: Callable[[], None]) -> None:
@@ -206,12 +183,9 @@ def contents(store: RocksStore) -> tuple[Meta, list[Retained]]:
     value = store.value(META_KEY)
     if value is None:
         raise StateCorrupt(store.path, "nothing was saved in it")
-    version, meta = decode_meta(store.path, value)
-    numbers = list(range(meta.flows))
-    if version >= FORMAT_OF_PLAIN_FLOWS:
-        numbers = decode_flow_index(store.path, store.value(FLOWS_KEY)).numbers
+    meta = decode_meta(store.path, value)
     retained = []
-    for number in numbers:
+    for number in decode_flow_index(store.path, store.value(FLOWS_KEY)).numbers:
         if (value := store.value(head_key(number))) is None:
             raise StateCorrupt(store.path, f"flow {number} is missing")
         head = decode_head(store.path, value)
@@ -219,11 +193,10 @@ def contents(store: RocksStore) -> tuple[Meta, list[Retained]]:
     return meta, retained
 
 
-def remembered_keys(store: RocksStore, meta: Meta) -> int:
+def remembered_keys(store: RocksStore) -> int:
     """Return how many idempotency keys a saved state remembers; raises StateCorrupt."""
-    if (value := store.value(KEYS_HEAD_KEY)) is None:
-        return meta.next_key - meta.first_key
-    return sum(bucket.stop - bucket.first for bucket in decode_keys_head(store.path, value).buckets)
+    head = decode_keys_head(store.path, store.value(KEYS_HEAD_KEY))
+    return sum(bucket.stop - bucket.first for bucket in head.buckets)
 
 
 def all_cells(store: RocksStore) -> Generator[tuple[bytes, bytes]]:
@@ -266,7 +239,7 @@ def _batches(store: RocksStore, number: int, head: FlowHead) -> BatchLogState:
     if expected != head.last + 1:
         raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
     saved = [int64s_to_bytes(column) for column in (*columns, events)]
-    return BatchLogState(head.first, head.items_dropped, *saved, event_dropped_ms=head.event_dropped_ms)
+    return BatchLogState(head.first, head.items_dropped, head.event_dropped_ms, *saved)
 
 
 def _segment(store: RocksStore, number: int, head: FlowHead, mark: FlowMark) -> OpenSegmentState:

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from oncegate.gateway.client import OncegateError
 from oncegate.gateway.client.paths import ROWS, table_path
-from oncegate.gateway.machine.commands import OperateMixed
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.checks import LOST, Findings, acknowledged, refused
 from oncegate.proof.check.workload import Worker, Workload, World
 from oncegate.proof.check.workloads.rows import versioned
@@ -38,7 +36,6 @@ class Bank(Workload):
     """Transfers with an overdraft guard, a floor or a condition, sent under one id to one node after another."""
 
     name = "bank"
-    level = NEEDS[OperateMixed]
     proves = "a transfer between tables happens as a whole, once, in one order, and overdraws no account"
     table = TABLES[0]
     keys = NAMES

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from oncegate.gateway import wire
 from oncegate.gateway.client.paths import row_path
-from oncegate.gateway.machine.commands import EndRows
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.checks import Findings
 from oncegate.proof.check.workload import Worker, Workload, World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
@@ -31,7 +29,6 @@ class Leases(Workload):
     """
 
     name = "leases"
-    level = NEEDS[EndRows]
     proves = "rows end neither early nor late, and none is seen bound to a session that is gone"
     table = "leases"
     keys = ("h0", "h1", "h2", "h3")

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from itertools import count
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from oncegate.gateway.client import OncegateError, Outcome, PartialFailure, Session, Transaction
 from oncegate.gateway.client.paths import table_path
-from oncegate.gateway.machine.commands import OperateMixed5
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.checks import LOST, Findings, is_final
 from oncegate.proof.check.workload import Worker, Workload, World
 from oncegate.proof.check.workloads.rows import IMPATIENT
@@ -35,7 +33,6 @@ class Order(Workload):
     name = "order"
     proves = "all effects of a session in order come in the order of its calls, through retries, failover and renewals"
     table = "order"
-    level: ClassVar[int] = NEEDS[OperateMixed5]
 
     def __init__(self) -> None:
         self._sessions = count(1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import ClassVar, Final
+from typing import Final
 
 from oncegate.gateway.client import OncegateError, Session
 from oncegate.gateway.client.paths import table_path
@@ -29,7 +29,6 @@ class Runs(Workload):
     name = "runs"
     proves = "puts that travel together are each applied once and answered with their own commit number"
     table = "runs"
-    level: ClassVar[int] = 4
 
     def __init__(self) -> None:
         self._turns = count(1)

@@ -18,9 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from oncegate.gateway.client import Code, OncegateError
 from oncegate.gateway.client.paths import ROWS
-from oncegate.gateway.machine.commands import OperateMixed
 from oncegate.gateway.machine.ending import SESSION_END
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.checks import LOST, Findings, acknowledged, is_final, refused
 from oncegate.proof.check.workload import FINAL_S, SDK_S, Worker, Workload, World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
@@ -41,7 +39,6 @@ class WatchCompleteness(Workload):
     """Two workers watch, the others write and scan."""
 
     name = "watch"
-    level = NEEDS[OperateMixed]
     proves = "watchers that are cut and moved see each change once and in order; a scan is the state at its commit"
     table = "watched"
     keys = KEYS

@@ -39,7 +39,7 @@ class Holds(Workload):
 
     def set_up(self):
         flow = {"name": FLOW, "source": TABLE, "max_items": 20, "linger_ms": 1_000}
-        return [c.RaiseLevel(3), *super().set_up(), c.DeclareFlow(msgspec.json.encode(flow))]
+        return [*super().set_up(), c.DeclareFlow(msgspec.json.encode(flow))]
 
     def write(self, rng, seen):
         key = rng.choice(self.keys)
@@ -49,8 +49,8 @@ class Holds(Workload):
         ttl_ms, bound = rng.choice((0, 0, 50, 300, 1_500)), rng.random() < 0.4
         self._ends[value] = ttl_ms, bound
         test = rng.choice((c.Test.NONE, c.Test.ABSENT))
-        work = c.as_write(op(c.OpKind.PUT, key, text(value), test=test))
-        return "hold", key, [value, ttl_ms, bound], msgspec.structs.replace(work, ttl_ms=ttl_ms, bound=bound)
+        work = op(c.OpKind.PUT, key, text(value), test=test)
+        return "hold", key, [value, ttl_ms, bound], c.with_options(work, ttl_ms=ttl_ms, bound=bound)
 
     def result(self, f, argument, result):
         return result.status

@@ -21,7 +21,7 @@ FLOW = "moves"
 
 
 def _add(table, key, by, floor=None):
-    return c.Write(0, int(c.OpKind.INCREMENT), table, key, 0, by=by, floor=floor)
+    return c.Op(0, int(c.OpKind.INCREMENT), table, key, 0, by=by, options=c.Options(floor=floor))
 
 
 def transaction(conditions, writes):
@@ -43,7 +43,7 @@ class Ledger(Workload):
         """By receipt: whether it was a deposit, and how it ended."""
 
     def set_up(self):
-        return [*super().set_up(), c.RaiseLevel(3), c.DeclareFlow(msgspec.json.encode(self._flow))]
+        return [*super().set_up(), c.DeclareFlow(msgspec.json.encode(self._flow))]
 
     def write(self, rng, seen):
         number = self.unique()
@@ -54,7 +54,7 @@ class Ledger(Workload):
             moves = {f"{HERE}/{account}": -amount, f"{THERE}/{rng.choice(self.keys)}": amount}
         writes = [_add(*place.split("/"), by, 0 if by < 0 else None) for place, by in moves.items()]
         writes.insert(rng.randint(0, len(writes)), _add(HERE, "moves", 1))
-        writes.append(c.Write(0, int(c.OpKind.PUT), THERE, receipt, 0, text(moves)))
+        writes.append(c.Op(0, int(c.OpKind.PUT), THERE, receipt, 0, text(moves)))
         own = c.Condition(THERE, receipt, int(c.Test.ABSENT))
         return "deposit" if deposit else "transfer", receipt, moves, transaction([own], writes)
 

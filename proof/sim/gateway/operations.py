@@ -173,7 +173,7 @@ class Operation(PendingOfSession):
         other = msgspec.structs.replace(other, fingerprint=c.fingerprint(other))
         self.world.counts["probes"] += 1
         first_incomplete = min(session.first_incomplete, self.sequence)
-        command = c.operate(session.client_id, session.epoch, first_incomplete, [other])
+        command = c.Operate(session.client_id, session.epoch, first_incomplete, [other])
         self.world.wire.send(session.nodes()[0], command, lambda answer: self._probed(answer, wrong))
 
     def _probed(self, answer, wrong):

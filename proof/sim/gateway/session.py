@@ -162,7 +162,7 @@ class Session(Caller):
     def send(self, name, batch):
         """Send operations in one request."""
         asked = self.world.now
-        command = c.operate(self.client_id, self.epoch, self.first_incomplete, [each.work for each in batch])
+        command = c.Operate(self.client_id, self.epoch, self.first_incomplete, [each.work for each in batch])
         for each in batch:
             each.open += 1
         self.world.wire.send(name, command, lambda answer: self._answered(name, batch, answer, asked))

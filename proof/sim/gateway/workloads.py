@@ -170,7 +170,7 @@ class Runs(Register):
     )
 
     def set_up(self):
-        return [*super().set_up(), c.RaiseLevel(4)]
+        return super().set_up()
 
     def write(self, rng, seen):
         if rng.random() < 0.1:

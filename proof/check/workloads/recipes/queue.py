@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from oncegate.gateway.client import Client, Session, Transaction, WriteResult
 from oncegate.gateway.client.recipes import Claim, Queue
-from oncegate.gateway.machine.commands import OperateMixed5
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.checks import Findings, acknowledged, by_key, exactly_once, is_final, no_lost_item
 from oncegate.proof.check.workload import Worker
 from oncegate.proof.check.workloads.lists import items
@@ -47,7 +45,6 @@ class QueueWorkload(RecipeWorkload):
     table = "worked"
     keys = DONE
     seen = staticmethod(items)
-    level = NEEDS[OperateMixed5]
 
     def __init__(self) -> None:
         self._items, self._tries = count(1), count(1)

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 from oncegate.gateway.client import Client, OncegateError, Outcome, Session, Transaction, WriteResult
-from oncegate.gateway.machine.commands import OperateMixed
-from oncegate.gateway.machine.levels import NEEDS
 from oncegate.proof.check.workload import FINAL_S, NotRecovered, Worker, Workload, World
 from oncegate.proof.lincheck import Event, Operation, Result, operations
 from oncegate.rifl.ids import LEASE_MS_MIN
@@ -30,7 +28,6 @@ OLD_MAX: Final = 8
 class RecipeWorkload(Workload):
     """Workers with short sessions of the SDK."""
 
-    level = NEEDS[OperateMixed]
     table = RECIPES
     letters: ClassVar[str]
     """What the keys of its operations begin with: where several recipes are mixed, it tells whose they are."""
