@@ -39,6 +39,7 @@ class BatchLogState(msgspec.Struct, frozen=True):
     first: int
     items_dropped: int
     event_dropped_ms: int
+    unclocked_dropped: bool
     first_commits: bytes
     last_commits: bytes
     items_through: bytes
@@ -67,6 +68,7 @@ class BatchLog:
         "_last_commits",
         "_sealed_ms",
         "_sizes_bytes",
+        "_unclocked_dropped",
         "clock_resets",
         "first",
     )
@@ -85,6 +87,8 @@ class BatchLog:
         # The clock at each batch, as far as it is known: shorter than the others.
         self._event_ms = array("q")
         self._event_dropped_ms = 0
+        # Whether a batch was dropped of which the event time was not known, and never will be.
+        self._unclocked_dropped = False
         self.clock_resets = 0
 
     def __len__(self) -> int:
@@ -194,7 +198,7 @@ class BatchLog:
     def event_ms_at(self, number: int) -> int:
         """Return the clock at a batch: the newest event time of it and all before, as far as known; 0 if none."""
         row = min(number, self.clocked_through) - self.first
-        return self._event_ms[row] if row >= 0 else max(0, self._event_dropped_ms)
+        return self._event_ms[row] if row >= 0 else self._event_dropped_ms
 
     def before_event(self, event_ms: int) -> int:
         """Return the cursor from which on all items with this event time or a later one are read.
@@ -203,14 +207,14 @@ class BatchLog:
             RetentionExceededError: some of them may be in a batch that was dropped.
         """
         row = bisect_left(self._event_ms, event_ms)
-        if not row and self.has_dropped and not 0 <= self._event_dropped_ms < event_ms:
+        if not row and self.has_dropped and (self._unclocked_dropped or self._event_dropped_ms >= event_ms):
             raise RetentionExceededError(f"items of that event time may have been dropped; the oldest is {self.first}")
         return self.first - 1 + row
 
     def reset_clock(self) -> None:
         """Forget all event times; those of dropped batches will never be known."""
         self._event_ms = array("q")
-        self._event_dropped_ms = -1 if self.has_dropped else 0
+        self._event_dropped_ms, self._unclocked_dropped = 0, self.has_dropped
         self.clock_resets += 1
 
     def sleep(self, slept_ms: int) -> None:
@@ -250,6 +254,7 @@ class BatchLog:
         count = len(dropped)
         if count:
             self._items_dropped = self._items_through[count - 1]
+            self._unclocked_dropped |= number > self.clocked_through
             self._event_dropped_ms = self.event_ms_at(number)
             del self._event_ms[:count]
             for column in (*self._columns(), self._bytes_through):
@@ -265,7 +270,8 @@ class BatchLog:
         start = min(max(0, after + 1 - self.first), len(self))
         columns = self._columns() if not start else tuple(column[start:] for column in self._columns())
         saved = [int64s_to_bytes(column) for column in (*columns, self._event_ms[start:])]
-        return BatchLogState(self.first, self._items_dropped, self._event_dropped_ms, *saved)
+        dropped = self._items_dropped, self._event_dropped_ms, self._unclocked_dropped
+        return BatchLogState(self.first, *dropped, *saved)
 
     @classmethod
     def restore(cls, state: BatchLogState) -> BatchLog:
@@ -279,5 +285,5 @@ class BatchLog:
         log._bytes_through = array("q", accumulate(log._sizes_bytes))
         log._sealed_ms = int64s_from_bytes(state.sealed_ms)
         log._event_ms = int64s_from_bytes(state.event_ms)
-        log._event_dropped_ms = state.event_dropped_ms
+        log._event_dropped_ms, log._unclocked_dropped = state.event_dropped_ms, state.unclocked_dropped
         return log

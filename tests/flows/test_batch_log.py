@@ -27,8 +27,8 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.model: list[BatchMeta] = []
         self.dropped = 0
         self.events: list[int] = []
-        self.unread = 0
-        """Batches up to this one were dropped before the event times that count were declared."""
+        self.unread = False
+        """Whether a batch was dropped of which nobody knows the event times that count."""
         self.flow = Flow(FlowDeclaration(name="f", source="a", event_time="at"))
         self.flow.batches = self.log
         self.mark = FlowMark(self.flow)
@@ -49,6 +49,7 @@ class BatchLogMachine(RuleBasedStateMachine):
         gone = self.log.drop_through(number)
         assert list(gone) == list(range(self.dropped + 1, number + 1))
         self.dropped = max(self.dropped, number)
+        self.unread = self.unread or self.dropped > len(self.events)
         self.events += [0] * (self.dropped - len(self.events))
 
     @rule(newest=st.lists(st.integers(0, 50), max_size=4), back=st.integers(0, 2))
@@ -82,7 +83,7 @@ class BatchLogMachine(RuleBasedStateMachine):
         self.clock(newest, 0)
         self.save()
         self.log.reset_clock()
-        self.events, self.unread = [0] * self.dropped, self.dropped
+        self.events, self.unread = [0] * self.dropped, self.dropped > 0
         self.save()
 
     @rule()
@@ -136,7 +137,7 @@ class BatchLogMachine(RuleBasedStateMachine):
                 assert dropped or self.unread
             else:
                 assert not dropped
-                if self.unread == self.dropped > 0:
+                if self.unread:
                     assert cursor > self.dropped, "nobody knows the event times of what lies before all that is read"
                 assert all(known < event for known in self.events[self.dropped : cursor])
 

@@ -391,9 +391,7 @@ class Sides:
             cursor = max(older, default=one.first - 1)
             if not one.declaration.event_time:
                 cursor = Code.BAD_REQUEST
-            elif not older and one.first > one.begun and one.clock.get(one.first - 1, number) >= number:
-                # The newest of the dropped ones speaks for all, also for those from before the clock began: what is
-                # known of these would have to be kept in another form of the state.
+            elif not older and any(one.clock.get(at, number) >= number for at in range(one.begun, one.first)):
                 cursor = Code.RETENTION_EXCEEDED
         elif where == "cursor" and reader is None:
             cursor = Code.NOT_FOUND

@@ -189,6 +189,7 @@ def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
         flow.altered_ms,
         flow.consumers.fences,
         log.event_dropped_ms,
+        log.unclocked_dropped,
         flow.shed_items,
     )
     return FrozenFlow(number, encode_head(head), dropped, log, max(batches.first, cells_last + 1), gone, pieces)

@@ -141,6 +141,7 @@ class FlowHead(msgspec.Struct, array_like=True, frozen=True):
     altered_ms: int
     fences: int
     event_dropped_ms: int
+    unclocked_dropped: bool
     shed_items: int
 
 

@@ -239,7 +239,8 @@ def _batches(store: RocksStore, number: int, head: FlowHead) -> BatchLogState:
     if expected != head.last + 1:
         raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
     saved = [int64s_to_bytes(column) for column in (*columns, events)]
-    return BatchLogState(head.first, head.items_dropped, head.event_dropped_ms, *saved)
+    dropped = head.items_dropped, head.event_dropped_ms, head.unclocked_dropped
+    return BatchLogState(head.first, *dropped, *saved)
 
 
 def _segment(store: RocksStore, number: int, head: FlowHead, mark: FlowMark) -> OpenSegmentState:
