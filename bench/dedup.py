@@ -42,6 +42,7 @@ from oncegate.gateway.client.batch_call import BatchCall
 from oncegate.gateway.client.courier import Call, Courier
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.rifl.ids import SequenceNumber
@@ -215,7 +216,7 @@ def applied(rounds: int = 40, operations: int = 2_048) -> list[dict[str, Any]]:
             c.OpenSession("n", 60_000, 4096),
         ]
         for machine in machines.values():
-            machine.apply(1, 1, c.encode_entry(1, opening))
+            apply(machine, 1, 1, c.encode_entry(1, opening))
         took_us: dict[str, list[float]] = {"on": [], "off": []}
         sequence = 0
         for turn in range(rounds):
@@ -228,7 +229,7 @@ def applied(rounds: int = 40, operations: int = 2_048) -> list[dict[str, Any]]:
             for name in _turned(["on", "off"], turn):
                 began = time.process_time_ns()
                 for data in many:
-                    machines[name].apply(2, 1, data)
+                    apply(machines[name], 2, 1, data)
                 took_us[name].append((time.process_time_ns() - began) / 1000 / operations)
         low, ratio, high = _paired(took_us["on"], took_us["off"])
         rows.append(

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.state import MachineState
 from oncegate.rifl.ids import CommitNumber, Fingerprint
 from oncegate.rifl.key_table import NO_TIME
@@ -57,7 +58,7 @@ class Grown:
     def apply(self, *commands: Any) -> None:
         """Apply an entry."""
         self.index += 1
-        self.machine.apply(self.index, 1, c.encode_entry(self.machine.time_ms, [*commands]))
+        apply(self.machine, self.index, 1, c.encode_entry(self.machine.time_ms, [*commands]))
 
     def save(self) -> None:
         """Begin a save once the one before is durable."""

@@ -38,6 +38,7 @@ from bench.state import rss_anon_mb
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.node import Node
@@ -64,7 +65,7 @@ class Filled:
     def apply(self, time_ms: int, commands: list[c.Command]) -> None:
         """Apply an entry; its encoding is not what is measured."""
         self.index += 1
-        self.machine.apply(self.index, 1, c.encode_entry(time_ms, commands))
+        apply(self.machine, self.index, 1, c.encode_entry(time_ms, commands))
 
     def fill(self, lease_ms: int = LEASE_MS) -> float:
         """Open the sessions; returns microseconds a session, decoding the entries included."""
@@ -74,7 +75,7 @@ class Filled:
         began = time.perf_counter()
         for data in entries:
             self.index += 1
-            self.machine.apply(self.index, 1, data)
+            apply(self.machine, self.index, 1, data)
         return (time.perf_counter() - began) / self.count * 1e6
 
     def operation(self, client_id: int) -> bytes:
@@ -101,7 +102,7 @@ def memory(count: int, operations: int) -> None:
     filled.fill()
     for client_id in range(1, count + 1) if operations else ():
         for _ in range(operations):
-            filled.machine.apply(0, 1, filled.operation(client_id))
+            apply(filled.machine, 0, 1, filled.operation(client_id))
         del filled.next[client_id]
         # As the next operation would, so that what is left is an idle session's.
         filled.machine.trackers[client_id].acknowledge(SequenceNumber(operations + 1))
@@ -127,7 +128,7 @@ def apply_cost(counts: list[int], rounds: int, seed: int) -> list[dict[str, Any]
                 entries = [filled.operation(client_id) for client_id in clients]
                 began = time.perf_counter()
                 for data in entries:
-                    filled.machine.apply(0, 1, data)
+                    apply(filled.machine, 0, 1, data)
                 took[number].append((time.perf_counter() - began) / len(entries) * 1e6)
         for count, times in zip(counts, took, strict=True):
             ratio = statistics.median(time_ / first for time_, first in zip(times, took[0], strict=True))
@@ -144,7 +145,7 @@ def _life_cost(filled: Filled, opening_us: float) -> list[dict[str, Any]]:
     renewals = [c.encode_entry(LEASE_MS // 2, [c.RenewSession(who, 1) for who in part]) for part in parts]
     began = time.perf_counter()
     for data in renewals:
-        machine.apply(0, 1, data)
+        apply(machine, 0, 1, data)
     rows.append({"what": "renew", "sessions": count, "us": (time.perf_counter() - began) / count * 1e6})
     looks: list[float] = []
     for now_ms in range(LEASE_MS, LEASE_MS + 25 * 400, 25):  # all were renewed: each is filed again, nobody is found
@@ -161,7 +162,7 @@ def _life_cost(filled: Filled, opening_us: float) -> list[dict[str, Any]]:
         looks.append(time.perf_counter() - began)
         data = c.encode_entry(now_ms, [c.Reap(found)])
         began = time.perf_counter()
-        (gone,) = machine.apply(0, 1, data)
+        (gone,) = apply(machine, 0, 1, data)
         took += time.perf_counter() - began
         reaped += gone
         now_ms += 0 if found else 1_000
@@ -186,7 +187,7 @@ def state_cost(directory: Path, count: int, seed: int) -> list[dict[str, Any]]:
         for _ in range(1_000):
             data = filled.operation(rng.randint(1, count))
             filled.index += 1
-            state.machine.apply(filled.index, 1, data)
+            apply(state.machine, filled.index, 1, data)
     rows[0]["disk_bytes_a_session"] = state.disk_bytes / count
     state.close(60)
     rows.append({"what": f"restart with {count:,} sessions", **_child("--open", str(directory))})

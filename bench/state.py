@@ -30,6 +30,7 @@ from bench.figures import header, save
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
@@ -58,7 +59,8 @@ def entry(number: int, keys: list[str], rng: random.Random) -> bytes:
 
 def start(machine: Machine) -> None:
     """Declare a table and open a session."""
-    machine.apply(
+    apply(
+        machine,
         1,
         1,
         c.encode_entry(0, [c.DeclareTable("t", "resident", TABLE_BYTES), c.OpenSession("bench", 86_400_000, 4096)]),
@@ -83,12 +85,12 @@ def apply_cost(directory: Path, count: int, seed: int) -> dict[str, float]:
         for name, machine in (("dict", plain), ("stored", stored)):
             began = time.perf_counter()
             for index in range(low, min(low + 50, count)):
-                machine.apply(index + 2, 1, hot[index])
+                apply(machine, index + 2, 1, hot[index])
             took[name] += time.perf_counter() - began
     # Twice, so that nothing of these rows is left in memory in front of the store.
     for index in (count + 2, count + 3):
         if index == count + 3:
-            stored.apply(index, 1, entry(count, [key_of(10**6 + n) for n in range(OPERATIONS)], rng))
+            apply(stored, index, 1, entry(count, [key_of(10**6 + n) for n in range(OPERATIONS)], rng))
         state.begin_save(SavedPoint(index, 1, b""))
         state.wait_saved(60)
     cold = [
@@ -96,7 +98,7 @@ def apply_cost(directory: Path, count: int, seed: int) -> dict[str, float]:
     ]
     began = time.perf_counter()
     for index, data in enumerate(cold, count + 4):
-        stored.apply(index, 1, data)
+        apply(stored, index, 1, data)
     took["cold"] = (time.perf_counter() - began) * count / len(cold)
     state.close()
     shutil.rmtree(directory)
@@ -154,7 +156,7 @@ class Load:
             number = self.entries * OPERATIONS
             data = entry(self.entries, [keys(number + at) for at in range(OPERATIONS)], self.rng)
             self.index += 1
-            self.state.machine.apply(self.index, 1, data)
+            apply(self.state.machine, self.index, 1, data)
             self.entries += 1
             done += OPERATIONS
             if saves and self.state.save_wanted and not self.state.saving:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oncegate.gateway.machine.apply import apply
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
 
 ROUNDS = 15
@@ -35,7 +36,7 @@ def machine_with_session() -> Any:
 
     machine = Machine()
     start = [c.DeclareTable("t", "resident", 1 << 30), c.DeclareTable("u", "resident", 1 << 30)]
-    machine.apply(1, 1, c.encode_entry(1, [*start, c.OpenSession("n", 60_000, 4096)]))
+    apply(machine, 1, 1, c.encode_entry(1, [*start, c.OpenSession("n", 60_000, 4096)]))
     return machine
 
 
@@ -50,7 +51,7 @@ def applied_us(kind: str) -> float:
         command = c.Operate(1, 1, SequenceNumber(first), ops)
         entry = c.encode_entry(1, [command])
         began = time.process_time()
-        machine.apply(at + 2, 1, entry)
+        apply(machine, at + 2, 1, entry)
         taken.append((time.process_time() - began) / OPERATIONS * 1e6)
     return statistics.median(taken)
 
@@ -94,7 +95,7 @@ def whole_us(kind: str) -> float:
         began = time.process_time()
         for number, sent in enumerate(bodies, at * OPERATIONS + 1):
             command = request_bodies.operate(sent, wire.MSGPACK, "", "")
-            [result] = machine.apply(number + 1, 1, c.encode_entry(1, [command]))
+            [result] = apply(machine, number + 1, 1, c.encode_entry(1, [command]))
             MSGPACK.encode(answer(command, result, machine).body)
         taken.append((time.process_time() - began) / OPERATIONS * 1e6)
     return statistics.median(taken)

@@ -28,7 +28,9 @@ from oncegate.gateway.machine.results import (
     Resolved,
     SessionAnswer,
 )
-from oncegate.gateway.machine.tables import Remembered, StoredRow, Table
+from oncegate.gateway.machine.row_rule import Remembered
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
 from oncegate.rifl.ids import CommitNumber, format_client_id

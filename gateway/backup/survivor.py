@@ -22,6 +22,7 @@ from oncegate.flows import segment
 from oncegate.flows.errors import FlowError, NotFoundError
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.backup.restoring import install
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.commands import AnyOperate, Cascade, Range, decode_entry, operations_of, writes_of
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.machine.state.directory import read_pointer
@@ -156,7 +157,7 @@ class SurvivorOrigin:
             )
         for command, index, term in log.read(first, log.last_index):
             if _is_command(command):
-                machine.apply(index, term, command)
+                apply(machine, index, term, command)
                 for batch in machine.take_sealed():
                     if not self._store.has(batch.flow, batch.number):
                         payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)

@@ -81,11 +81,6 @@ class AttemptLog:
         elif isinstance(command, c.Range):
             client_id, count = command.client_id, len(command.fingerprints) // FINGERPRINT_BYTES
             sequences = [command.first, SequenceNumber(command.first + count - 1)]
-        elif len(command.ops) == 1:
-            came_ms, sequence = int(came_s * 1000), command.ops[0].sequence
-            attempt = Attempt(came_ms, int((now_s - came_s) * 1000), command.client_id, sequence, sequence, how)
-            self._attempts.append(attempt)
-            return
         else:
             client_id, sequences = command.client_id, [op.sequence for op in command.ops]
         if sequences:

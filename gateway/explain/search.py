@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from oncegate.gateway.explain.memory import EXECUTED, UNKNOWN, Did, VerdictLog
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.cascades import NO_SESSION
+from oncegate.gateway.machine.effects import NO_SESSION
 from oncegate.gateway.machine.ending import SESSION_END, TTL_END
 from oncegate.gateway.machine.results import Ended
 from oncegate.rifl.completion import FINGERPRINT_BYTES

@@ -314,7 +314,8 @@ def operations(
     ops = _translated(many, content_type, OPERATIONS_BYTES_MAX)
     client_id, epoch = check_client_id(request.client_id), check_number(request.epoch, "epoch")
     first_incomplete = check_first_incomplete(request.first_incomplete)
-    _check_count(ops)
+    if len(ops) > c.APPENDS_MAX or c.Transaction in map(type, ops):
+        _check_count(ops)
     return c.Operate(client_id, epoch, first_incomplete, [*ops], tenant, traceparent, request.in_order)
 
 

@@ -23,7 +23,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answer_values import json_of
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.cascades import NO_SESSION
+from oncegate.gateway.machine.effects import NO_SESSION
 from oncegate.rifl.errors import OncegateError, Outcome
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT

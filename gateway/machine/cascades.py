@@ -10,23 +10,22 @@ end, however long a job was away.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.effects import NO_SESSION, join, write
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Cascaded
-from oncegate.gateway.machine.tables import Remembered, StoredRow, Table, incremented
+from oncegate.gateway.machine.row_rule import Remembered, incremented, row_after
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import CommitNumber
 
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
-
-NO_SESSION: Final = 0
-"""Client id of the items that a cascade writes; their sequence number is the commit number."""
 RETRY_AFTER_MS: Final = 1_000
 
 
-def apply_part(machine: Machine, command: c.Cascade) -> Cascaded:
+def cascade(machine: Machine, command: c.Cascade) -> Cascaded:
     """Write a part that is new; answer one that was written before.
 
     Raises:
@@ -46,13 +45,14 @@ def apply_part(machine: Machine, command: c.Cascade) -> Cascaded:
         last=command.last,
     )
     if known is not None:
+        machine.replayed += 1
         return Cascaded(known.cursor, known.commit or 0, len(command.ops), replayed=True)
     _check(machine, command)
     commit = machine.commit + 1 if command.ops else 0
     for op in command.ops:
         _write(machine, op, command.traceparent)
     if commit:
-        machine.join_changes(commit)
+        join(machine, commit)
     cursor = flows.wrote(
         command.flow,
         command.consumer,
@@ -127,15 +127,10 @@ def _check_operations(machine: Machine, ops: list[c.Op]) -> None:
 
 
 def _write(machine: Machine, op: c.Op, traceparent: str) -> None:
-    """Do what :meth:`Machine.execute` does, without a session; everything was checked."""
-    table, flows = machine.tables[op.table], machine.flows
-    commit = machine.commit = CommitNumber(machine.commit + 1)
-    value = op.value
-    if table.kind == "resident":
-        result = table.execute(op, commit)
-        if result is not None:
-            if result.refusal is not None:
-                raise InvariantViolation(f"a cascade's {op.kind} of {op.table} was checked, and is {result.refusal}")
-            value = result.value
-    if flows.is_tapped(op.table):
-        flows.append_one(op.table, commit, op.key, value, machine.time_ms, NO_SESSION, commit, traceparent)
+    """Do what an operation of a session does, without a session; everything was checked."""
+    table, commit = machine.tables[op.table], CommitNumber(machine.commit + 1)
+    row = table.rows.get(op.key)
+    after = row_after(op, row, commit)
+    if isinstance(after, Remembered):
+        raise InvariantViolation(f"a cascade's {op.kind} of {op.table} was checked, and is {after.refusal}")
+    write(machine, commit, table, op.key, row, after, NO_SESSION, commit, traceparent)

@@ -1,13 +1,11 @@
 """What a log entry carries: versioned, replicated commands in msgpack.
 
-Owns: the encoding of an entry, the payload fingerprint, and of each command all that the state machine knows of it:
-what it carries, what it means, what it does. Pure. An entry holds everything that waited at one tick.
+Owns: what each command carries and means, the encoding of an entry, and the payload fingerprint. Pure. An entry holds
+everything that waited at one tick. Those of flows are in :mod:`oncegate.gateway.machine.flow_commands`.
 
-A new command is a class here, named in :data:`Control`, a row of :data:`oncegate.gateway.answers.ANSWERS`, and one of
-:data:`oncegate.gateway.machine.levels.NEEDS`, so that no member meets it that does not know it. Its
-``apply`` runs inside the state machine, so it must be deterministic; it refuses with an OncegateError and has changed
-nothing then. Those of flows are in :mod:`oncegate.gateway.machine.flow_commands`. The three writes have none:
-:mod:`oncegate.gateway.machine.machine` is about them.
+A new command is a class here, named in :data:`Control`; its handler, named in
+:data:`oncegate.gateway.machine.apply.HANDLERS`; a row of :data:`oncegate.gateway.answers.ANSWERS`; and one of
+:data:`oncegate.gateway.machine.levels.NEEDS`, so that no member meets it that does not know it.
 
 Layout, version 2 (msgpack; a command is an array whose first element is its tag, and so is a part of operate)::
 
@@ -28,25 +26,18 @@ the columns ``key`` and ``value`` that only the edge and the segment writer ever
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import xxhash
 
 from oncegate.gateway.machine import flow_commands as f
 from oncegate.gateway.machine.levels import too_old
-from oncegate.gateway.machine.results import Cascaded, Dropped, Endings, Resolved, SessionAnswer
-from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
-from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SESSIONS_MAX
-
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
-    from oncegate.gateway.machine.tables import Table
 
 VERSION: Final = 2
 
@@ -209,13 +200,13 @@ class Operate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="o"):
     def ops(self) -> Sequence[Op | Transaction]:
         """All operations, one by one, in the order of the request."""
         if Puts not in map(type, self.parts):
-            return cast("Sequence[Op | Transaction]", self.parts)
+            return self.parts  # type: ignore[return-value]  # there is no run among them
         ops: list[Op | Transaction] = []
         for part in self.parts:
-            if type(part) is Puts:
+            if isinstance(part, Puts):
                 ops += part.ops
             else:
-                ops.append(cast("Op | Transaction", part))
+                ops.append(part)
         return ops
 
 
@@ -256,19 +247,11 @@ class Keyed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="k"):
 class ForgetKeys(msgspec.Struct, frozen=True, array_like=True, tag="kf"):
     """Forget idempotency keys whose time is over when this is applied."""
 
-    def apply(self, machine: Machine) -> int:
-        """Return how many were forgotten."""
-        return machine.keys.forget(machine.time_ms)
-
 
 class EndRows(msgspec.Struct, frozen=True, array_like=True, tag="re"):
     """End rows whose time is over, ``END_MAX`` at most, keys by table; each is looked at again when this is applied."""
 
     rows: dict[str, list[str]]
-
-    def apply(self, machine: Machine) -> Endings:
-        """Return the rows that ended."""
-        return Endings(machine.end_due(self.rows))
 
 
 class Cascade(msgspec.Struct, frozen=True, array_like=True, tag="cw"):
@@ -288,29 +271,17 @@ class Cascade(msgspec.Struct, frozen=True, array_like=True, tag="cw"):
     ops: list[Op]
     traceparent: str = ""
 
-    def apply(self, machine: Machine) -> Cascaded:
-        """Return the part's commit numbers and the cursor."""
-        return machine.cascade(self)
-
 
 class Identify(msgspec.Struct, frozen=True, array_like=True, tag="ci"):
     """Give the cluster its identity, once: 32 hexadecimal digits, drawn by the leader; a second one changes nothing."""
 
     identity: str
 
-    def apply(self, machine: Machine) -> None:
-        """Keep the first."""
-        machine.identity = machine.identity or self.identity
-
 
 class RaiseLevel(msgspec.Struct, frozen=True, array_like=True, tag="lv"):
     """Raise the feature level (:mod:`oncegate.gateway.machine.levels`); a lower one than now changes nothing."""
 
     level: int
-
-    def apply(self, machine: Machine) -> int:
-        """Return the level in force."""
-        return machine.raise_level(self.level)
 
 
 class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
@@ -323,25 +294,6 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag="so"):
     sessions_max: int = SESSIONS_MAX
     tenant_sessions_max: int = SESSIONS_MAX
 
-    def apply(self, machine: Machine) -> SessionAnswer:
-        """Return the session."""
-        known = machine.sessions.of_nonce(self.nonce, self.tenant)
-        if known is not None:
-            machine.touch_first(known)
-        session, existed = machine.sessions.open(
-            self.nonce,
-            self.lease_ms,
-            self.window,
-            machine.time_ms,
-            self.tenant,
-            sessions_max=self.sessions_max,
-            tenant_sessions_max=self.tenant_sessions_max,
-        )
-        if not existed:
-            machine.touch_first(session.client_id)
-            machine.trackers[session.client_id] = ResultTracker(window=session.window)
-        return machine.about(session, existed=existed)
-
 
 class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
     """Extend the lease."""
@@ -350,14 +302,6 @@ class RenewSession(msgspec.Struct, frozen=True, array_like=True, tag="sr"):
     epoch: int
     tenant: str = ""
 
-    def apply(self, machine: Machine) -> SessionAnswer:
-        """Return the session, renewed."""
-        machine.check_tenant(self.client_id, self.tenant)
-        machine.touch_first(self.client_id)
-        session = machine.sessions.live(self.client_id, self.epoch, machine.time_ms)
-        session.renew(machine.time_ms)
-        return machine.about(session, existed=True)
-
 
 class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     """Give the session to a new owner and fence the old one."""
@@ -365,12 +309,6 @@ class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag="st"):
     client_id: int
     nonce: str
     tenant: str = ""
-
-    def apply(self, machine: Machine) -> SessionAnswer:
-        """Return the session, which has a new epoch unless ``nonce`` had it already."""
-        machine.check_tenant(self.client_id, self.tenant)
-        machine.touch_first(self.client_id)
-        return machine.about(machine.sessions.take_over(self.client_id, self.nonce, machine.time_ms), existed=True)
 
 
 class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
@@ -385,10 +323,6 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag="sv"):
     first_incomplete: SequenceNumber = SequenceNumber(1)
     tenant: str = ""
 
-    def apply(self, machine: Machine) -> Resolved:
-        """Return the operation's fate."""
-        return machine.resolve_request(self)
-
 
 class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
     """Drop the session, its records, and the rows that are bound to it; one that has gone is closed already."""
@@ -396,20 +330,6 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag="sc"):
     client_id: int
     epoch: int
     tenant: str = ""
-
-    def apply(self, machine: Machine) -> Endings:
-        """Return the rows that ended; OVERLOADED while the entry has ended as many as it may."""
-        machine.check_tenant(self.client_id, self.tenant)
-        if machine.sessions.get(self.client_id) is None and 1 <= self.client_id < machine.sessions.next_id:
-            return Endings([])
-        machine.touch_first(self.client_id)
-        machine.sessions.live(self.client_id, self.epoch, 0)  # one whose lease has ended need not wait for a reaping
-        if not machine.may_end(self.client_id):
-            detail = "too many rows end with the sessions that are closed at this moment"
-            raise OncegateError(Code.OVERLOADED, detail, retry_after_ms=50)
-        machine.sessions.remember_closed(self.client_id, machine.time_ms)
-        machine.sessions.close(self.client_id)
-        return Endings(machine.sessions_gone([self.client_id]), 1)
 
 
 class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
@@ -419,17 +339,6 @@ class Reap(msgspec.Struct, frozen=True, array_like=True, tag="sx"):
     """
 
     client_ids: list[int]
-
-    def apply(self, machine: Machine) -> Endings:
-        """Return the rows that ended, and how many sessions were dropped."""
-        before = len(machine.sessions)
-        return Endings(machine.sessions_gone(self._reaped(machine)), before - len(machine.sessions))
-
-    def _reaped(self, machine: Machine) -> Iterator[int]:
-        for client_id in self.client_ids:
-            machine.touch_first(client_id)
-            if machine.may_end(client_id) and machine.sessions.reap(client_id, machine.time_ms):
-                yield client_id
 
 
 class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
@@ -444,10 +353,6 @@ class DeclareTable(msgspec.Struct, frozen=True, array_like=True, tag="td"):
     quota_bytes: int
     flow: bytes = b""
 
-    def apply(self, machine: Machine) -> Table:
-        """Return the table."""
-        return machine.declare_table(self)
-
 
 class DropTable(msgspec.Struct, frozen=True, array_like=True, tag="tx"):
     """Drop a table of this incarnation; ``force``: with its rows. Sent again it changes nothing."""
@@ -456,17 +361,9 @@ class DropTable(msgspec.Struct, frozen=True, array_like=True, tag="tx"):
     incarnation: int
     force: bool
 
-    def apply(self, machine: Machine) -> Dropped:
-        """Return what is dropped."""
-        return machine.drop_table(self.name, self.incarnation, force=self.force)
-
 
 class SweepTables(msgspec.Struct, frozen=True, array_like=True, tag="ts"):
     """Remove some rows of dropped tables."""
-
-    def apply(self, machine: Machine) -> int:
-        """Return how many."""
-        return machine.sweep_tables()
 
 
 AlterFlow = f.AlterFlow
@@ -506,7 +403,7 @@ Control = (
     | SweepTables
     | EndRows
 )
-"""Commands that do what their own ``apply`` says."""
+"""Commands that are refused by an error, as a whole."""
 AnyOperate = Operate | Keyed
 """Commands of operations, each with a verdict of its own."""
 Command = Operate | Range | Keyed | Control
@@ -617,7 +514,7 @@ def operations_of(command: AnyOperate) -> Sequence[Op | Transaction]:
 def writes_of(ops: Sequence[Op | Transaction]) -> Sequence[Op]:
     """Return the writes of operations, those of a transaction one by one."""
     if Transaction not in map(type, ops):
-        return cast("Sequence[Op]", ops)
+        return ops  # type: ignore[return-value]  # there is no transaction among them
     return [write for op in ops for write in (op.writes if isinstance(op, Transaction) else (op,))]
 
 

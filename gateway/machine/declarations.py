@@ -6,17 +6,15 @@ next: :mod:`oncegate.gateway.machine.tables`, :mod:`oncegate.gateway.machine.flo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncegate.flows.flow import FlowDeclaration
-from oncegate.gateway.machine.flow_changes import check_sheds_no_rows
+from oncegate.gateway.machine.commands import DeclareTable
+from oncegate.gateway.machine.flow_handlers import check_sheds_no_rows
 from oncegate.gateway.machine.flow_state import FlowTable, declaration_of
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX, Table, TableKind
 from oncegate.rifl.errors import Code, OncegateError
-
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.commands import DeclareTable
-    from oncegate.gateway.machine.machine import Machine
 
 RETRY_AFTER_MS: Final = 100
 

@@ -9,15 +9,13 @@ can be taken for what a later table of the same name holds. Part of the state ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
-from oncegate.gateway.machine.tables import RowStore, Table
+from oncegate.gateway.machine.tables import Closing, Swept, Table
 from oncegate.rifl.errors import Code, OncegateError
-
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
-    from oncegate.gateway.machine.row_ends import Life
 
 SWEEP_ROWS_MAX: Final = 300
 """Rows that one entry removes."""
@@ -26,35 +24,14 @@ SWEEP_BYTES_MAX: Final = 1 << 20
 _SHOWN: Final = 3
 
 
-class Closing:
-    """A dropped table whose rows are being removed, which nobody is told; those up to the key ``swept`` are gone."""
-
-    __slots__ = ("swept", "table")
-
-    def __init__(self, table: Table, swept: str = "") -> None:
-        table.changes = []
-        self.table = table
-        self.swept = swept
-
-
-class Swept:
-    """The last deletions of a table that is gone; whoever saves the state writes them, once."""
-
-    __slots__ = ("ends", "number", "rows")
-
-    def __init__(self, number: int, rows: RowStore, ends: dict[str, Life | None]) -> None:
-        self.number = number
-        self.rows = rows
-        self.ends = ends
-
-
-def drop(machine: Machine, name: str, incarnation: int, *, force: bool) -> Dropped:
+def drop_table(machine: Machine, command: c.DropTable) -> Dropped:
     """Drop a table; one that was dropped before is answered as if it were now.
 
     Raises:
         OncegateError: NOT_FOUND; CONFLICT for another incarnation, for a flow on the table or to it, and, unless
             ``force``, for rows, or for consumers of a stream table's own flow. Nothing has changed then.
     """
+    name, incarnation = command.name, command.incarnation
     table = machine.tables.get(name)
     if table is None:
         known = 1 <= incarnation <= machine.tables_declared
@@ -64,7 +41,7 @@ def drop(machine: Machine, name: str, incarnation: int, *, force: bool) -> Dropp
     if table.incarnation != incarnation:
         detail = f"table {name} is incarnation {table.incarnation}, not {incarnation}: look again"
         raise OncegateError(Code.CONFLICT, detail)
-    why = _blocked(machine, table, force=force)
+    why = _blocked(machine, table, force=command.force)
     if why:
         raise OncegateError(Code.CONFLICT, f"table {name} {why}")
     own = machine.flows.find(name) if table.kind == "stream" else None
@@ -105,7 +82,7 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
-def sweep(machine: Machine) -> int:
+def sweep_tables(machine: Machine, _: c.SweepTables) -> int:
     """Remove rows of the table that was dropped first; returns how many. They have no commit numbers."""
     closing = next(iter(machine.closing.values()), None)
     if closing is None:

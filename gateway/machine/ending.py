@@ -15,39 +15,27 @@ row that stays, whatever is there; of a dropped table it is deleted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oncegate.flows.open_segment import GroupItem
-from oncegate.gateway.machine.cascades import NO_SESSION
-from oncegate.gateway.machine.commands import Op
-from oncegate.gateway.machine.results import Ended
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.effects import NO_SESSION, write, write_together
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.results import Ended, Endings
 from oncegate.gateway.machine.row_ends import NO_OWNER, Life, Place
-from oncegate.gateway.machine.tables import StoredRow, Table
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import CommitNumber
 
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
-
-ENDED_AT_ONCE_MAX: Final = 4_096
-"""Rows that the sessions which end in one entry may take with them."""
 TTL_END: Final = "ttl end"
 SESSION_END: Final = "session end"
 """Why a row was deleted, where it was no operation that did it."""
 
 
-def life_of(op: Op, client_id: int, now_ms: int) -> Life | None:
-    """Return what a write of a session at cluster time ``now_ms`` says of its row's end; None: nothing."""
-    said = op.options
-    if said is None or (not said.ttl_ms and not said.bound):
-        return None
-    return Life(now_ms + said.ttl_ms if said.ttl_ms else 0, client_id if said.bound else NO_OWNER, said.then)
-
-
-def end_due(machine: Machine, rows: dict[str, list[str]]) -> list[Ended]:
-    """End those of the rows, keys by table, whose time is over."""
+def end_rows(machine: Machine, command: c.EndRows) -> Endings:
+    """End those of the rows whose time is over."""
     ended: list[Ended] = []
-    for name, keys in rows.items():
+    for name, keys in command.rows.items():
         if name not in machine.tables and name not in machine.closing:
             continue
         table = machine.table_of(name)
@@ -56,7 +44,7 @@ def end_due(machine: Machine, rows: dict[str, list[str]]) -> list[Ended]:
             row = table.rows.get(key)
             if row is not None and 0 < row.ends_ms <= machine.time_ms:
                 ended.append(_end(machine, table, key, row, NO_OWNER))
-    return ended
+    return Endings(ended)
 
 
 def takes_rows(machine: Machine, client_id: int) -> bool:
@@ -96,18 +84,15 @@ def begin_anew(machine: Machine, slept_ms: int) -> None:
 
 def _end(machine: Machine, table: Table, key: str, row: StoredRow, owner: int) -> Ended:
     cause = SESSION_END if owner else TTL_END
-    commit = machine.commit = CommitNumber(machine.commit + 1)
-    table.change(key, row, None, commit, cause)
+    commit = CommitNumber(machine.commit + 1)
     then = "" if table.name in machine.closing else row.then
     if then:
         moved = machine.commit = CommitNumber(commit + 1)
-        table.change(then, table.rows.get(then), StoredRow(moved, row.value), moved, cause)
-        machine.join_changes(commit)
-        if machine.flows.is_tapped(table.name):
-            items = [GroupItem(commit, key, None), GroupItem(moved, then, row.value)]
-            machine.flows.append_group(table.name, items, machine.time_ms, NO_SESSION, commit)
-    elif machine.flows.is_tapped(table.name):
-        machine.flows.append_one(table.name, commit, key, None, machine.time_ms, NO_SESSION, commit)
+        there = StoredRow(moved, row.value)
+        writes = [(commit, table, key, row, None, None), (moved, table, then, table.rows.get(then), there, row.value)]
+        write_together(machine, commit, writes, NO_SESSION, commit, cause=cause)
+    else:
+        write(machine, commit, table, key, row, None, NO_SESSION, commit, cause=cause)
     return Ended(table.name, key, commit, owner, then)
 
 

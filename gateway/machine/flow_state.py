@@ -3,7 +3,7 @@
 Owns: the join of the pieces of :mod:`oncegate.flows` for all declared flows. Pure and deterministic; part of the
 replicated state. Files are written elsewhere (:class:`oncegate.flows.publisher.Publisher`); the batches to write are
 handed over by :meth:`FlowTable.take_sealed`. What alters or removes a flow that is there:
-:mod:`oncegate.gateway.machine.flow_changes`.
+:mod:`oncegate.gateway.machine.flow_handlers`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.tables import RowStore, StoredRow
+from oncegate.gateway.machine.rows import RowStore, StoredRow
 
 KEPT_KEYS: Final = 512
 """Keys that are read at a time; twice as many are remembered of one prefix."""

@@ -9,11 +9,14 @@ Invariant: a key has taken its number if, and only if, its operation was execute
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.operations import execute
+from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
@@ -21,9 +24,6 @@ from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
 from oncegate.rifl.key_records import KeyKind, KeyRecord, kind_of, size_of
 from oncegate.rifl.key_table import KEYS_CLIENT, KeySlot, KeyTable, Taken
 from oncegate.rifl.rule import Applied, OpVerdict, Refusal, Rejected, Replayed
-
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
 
 FULL: Final = "as many keys are remembered as may be, of this tenant or of all: docs/limits.md"
 NO_NUMBER: Final = SequenceNumber(0)
@@ -78,7 +78,7 @@ def room_in_ms(keys: KeyTable, tenant: str, kind: KeyKind, wanted: int, bytes_ma
     return max(1_000, next(room_ms, keys.last_end_ms()) + 1 - now_ms)
 
 
-def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], int]:
+def operate_keyed(machine: Machine, command: c.Keyed) -> Operated:
     """Execute what is new, answer what is remembered.
 
     Returns:
@@ -102,7 +102,7 @@ def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], in
             number = keys.next
             slot = KeySlot(keys, tenant, item.key, now, command.lifetime_ms)
             op = msgspec.structs.replace(item.op, sequence=number)
-            done = machine.execute(KEYS_CLIENT, slot, op, command.traceparent)
+            done = execute(machine, KEYS_CLIENT, slot, op, command.traceparent)
             if keys.next != number + (type(done) is CompletionRecord):
                 raise InvariantViolation(f"idempotency key {number} was executed or remembered, not both")
             if type(done) is CompletionRecord:
@@ -111,4 +111,9 @@ def apply_keyed(machine: Machine, command: c.Keyed) -> tuple[list[OpVerdict], in
                 verdicts.append(Applied(number, done))
             else:
                 verdicts.append(Rejected(NO_NUMBER, Refusal(done)))
-    return verdicts, 0 if ends_ms is None or ends_ms < now else ends_ms - now
+    return Operated(verdicts, 0 if ends_ms is None or ends_ms < now else ends_ms - now, keyed=True)
+
+
+def forget_keys(machine: Machine, _: c.ForgetKeys) -> int:
+    """Forget idempotency keys whose time is over; returns how many."""
+    return machine.keys.forget(machine.time_ms)

@@ -26,6 +26,8 @@ ENDING_ROWS_TABLE_MAX: Final = 500_000
 """Rows that end, of one table."""
 BOUND_ROWS_MAX: Final = 1_024
 """Rows that are bound to one session."""
+ENDED_AT_ONCE_MAX: Final = 4_096
+"""Rows that the sessions which end in one entry may take with them."""
 NO_OWNER: Final = 0
 """Client id of no session."""
 _EMPTY_KEPT: Final = 4_096

@@ -20,32 +20,22 @@ A refusal of step 2 or 3 is a business refusal: it has one commit number, and is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from oncegate.flows.open_segment import GroupItem
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.ending import life_of
+from oncegate.gateway.machine.effects import Write, write_together
+from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import NO_OWNER
-from oncegate.gateway.machine.tables import (
-    INTEGER_BYTES_MAX,
-    Remembered,
-    StoredRow,
-    Table,
-    counted,
-    holds,
-    refused,
-    row_after,
-)
+from oncegate.gateway.machine.row_rule import INTEGER_BYTES_MAX, Remembered, counted, holds, life_of, refused, row_after
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.errors import Code, InvariantViolation
+from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import CommitNumber
 from oncegate.rifl.key_table import KeySlot
-
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.machine import Machine
-    from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.result_tracker import ResultTracker
 
 # Looking a member up in its enum costs a tenth of what applying an operation does.
 _DELETE: Final = c.OpKind.DELETE.value
@@ -118,13 +108,6 @@ class TableRefusal(NamedTuple):
     where: str
 
 
-Effect = tuple[CommitNumber, Table, str, StoredRow | None, StoredRow | None, bytes | None]
-"""What a write does: its commit number, its table and key, the row before and after, and the value that flows get.
-
-Of a stream table both rows are None.
-"""
-
-
 def execute(
     machine: Machine, client_id: int, tracker: ResultTracker | KeySlot, transaction: c.Transaction, traceparent: str
 ) -> CompletionRecord | Code:
@@ -133,15 +116,14 @@ def execute(
     if stopped is not None:
         return stopped.code
     first = CommitNumber(machine.commit + 1)
-    effects: list[Effect] = []
+    writes: list[Write] = []
     failed = _failed_condition(machine, client_id, tracker, transaction)
-    done = _trial(machine, client_id, transaction, first, effects) if failed is None else failed
+    done = _trial(machine, client_id, transaction, first, writes) if failed is None else failed
     if isinstance(done, Code):
         return done
     machine.commit = CommitNumber(machine.commit + done.commits)
     if done.refusal is None:
-        _apply(machine, client_id, transaction.sequence, effects, traceparent)
-        machine.join_changes(first)
+        write_together(machine, first, writes, client_id, transaction.sequence, traceparent)
     return tracker.record(transaction.sequence, transaction.fingerprint, first, done, traceparent)
 
 
@@ -165,7 +147,7 @@ def table_that_refuses(
         table = tables.get(name)
         if table is None:
             return TableRefusal(Code.NOT_FOUND, name, f"writes[{at}]")
-        life = life_of(op, client_id, machine.time_ms)
+        life = life_of(op.options, client_id, machine.time_ms)
         code = table.check(op) or (None if life is None else table.check_life(op, life, at))
         if code is not None:
             return TableRefusal(code, name, f"writes[{at}]")
@@ -217,13 +199,9 @@ def _is_live(machine: Machine, client_id: int, tracker: ResultTracker | KeySlot,
 
 
 def _trial(
-    machine: Machine, client_id: int, transaction: c.Transaction, first: CommitNumber, effects: list[Effect]
+    machine: Machine, client_id: int, transaction: c.Transaction, first: CommitNumber, writes: list[Write]
 ) -> Transacted | Code:
-    """Make each row as the writes so far leave it, in ``effects``; changes nothing.
-
-    Raises:
-        InvariantViolation: ``first`` does not follow a row's version.
-    """
+    """Make each row as the writes so far leave it, in ``writes``; changes nothing."""
     tables, made = machine.tables, dict[tuple[str, str], StoredRow | None]()
     results: list[tuple[int, Remembered]] = []
     taken: list[Taken] | None = None
@@ -233,16 +211,14 @@ def _trial(
         commit: CommitNumber = first + at  # type: ignore[assignment]  # the hot path spares a call
         if op.options is not None:
             if op.kind == _TAKE:
-                taken = _take(machine, client_id, table, op, commit, made, c.RESULT_BYTES_MAX - size, effects)
+                taken = _take(machine, client_id, table, op, commit, made, c.RESULT_BYTES_MAX - size, writes)
                 break  # it is the last write
             op = _numbered(op, commit)
         if table.kind == "stream":
-            effects.append((commit, table, op.key, None, None, op.value))
+            writes.append((commit, table, op.key, None, None, op.value))
             continue
         place = op.table, op.key
         row = made[place] if place in made else table.rows.get(op.key)
-        if row is not None and row.version >= commit:
-            raise InvariantViolation(f"commit {commit} finds a row of {table.name} that {row.version} has written")
         if op.kind == _GET:
             read = Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
             results.append((at, read))
@@ -250,13 +226,13 @@ def _trial(
             if size > c.RESULT_BYTES_MAX:
                 return Code.PAYLOAD_TOO_LARGE
             continue
-        after = row_after(op, row, commit, life_of(op, client_id, machine.time_ms))
+        after = row_after(op, row, commit, life_of(op.options, client_id, machine.time_ms))
         if isinstance(after, Remembered):
             return _stopped(after, f"writes[{at}]")
         if op.kind == _INCREMENT and after is not None:
             results.append((at, Remembered(None, commit, after.value)))
         made[place] = after
-        effects.append((commit, table, op.key, row, after, None if after is None else after.value))
+        writes.append((commit, table, op.key, row, after, None if after is None else after.value))
     done = None, 0, None, len(transaction.writes), results
     return Transacted(*done) if taken is None else Took(*done, taken=taken)
 
@@ -278,7 +254,7 @@ def _take(
     commit: int,
     made: Mapping[tuple[str, str], StoredRow | None],
     bytes_left: int,
-    effects: list[Effect],
+    writes: list[Write],
 ) -> list[Taken]:
     """Find the first rows that the transaction does not write itself, and move each; changes nothing.
 
@@ -287,7 +263,7 @@ def _take(
     without its value.
     """
     said = op.options or c.NO_OPTIONS
-    life = life_of(op, client_id, machine.time_ms)
+    life = life_of(op.options, client_id, machine.time_ms)
     most = said.count if life is None else min(said.count, table.room_to_end(life.owner, len(made)))
     taken: list[Taken] = []
     for key, row in table.first_rows(op.key):
@@ -303,8 +279,8 @@ def _take(
         place = op.table, after
         before = made[place] if place in made else table.rows.get(after)
         ends = None if life is None else life._replace(then=key)
-        effects.append((gone, table, key, row, None, None))
-        effects.append((moved, table, after, before, StoredRow(moved, value, ends), value))
+        writes.append((gone, table, key, row, None, None))
+        writes.append((moved, table, after, before, StoredRow(moved, value, ends), value))
         taken.append(Taken(after, moved, told))
         if len(taken) == most:
             break
@@ -313,14 +289,3 @@ def _take(
 
 def _stopped(why: Remembered, failed: str) -> Transacted:
     return Transacted(why.refusal, why.version, why.value, failed=failed)
-
-
-def _apply(machine: Machine, client_id: int, sequence: int, effects: list[Effect], traceparent: str) -> None:
-    flows, groups = machine.flows, dict[str, list[GroupItem]]()
-    for commit, table, key, before, after, value in effects:
-        if table.kind == "resident":
-            table.change(key, before, after, commit)
-        if flows.is_tapped(table.name):
-            groups.setdefault(table.name, []).append(GroupItem(commit, key, value))
-    for name, items in groups.items():
-        flows.append_group(name, items, machine.time_ms, client_id, sequence, traceparent)

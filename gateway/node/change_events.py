@@ -18,7 +18,7 @@ import msgspec
 
 from oncegate.gateway import wire
 from oncegate.gateway.answer_values import encoding_of
-from oncegate.gateway.machine.tables import RowChange
+from oncegate.gateway.machine.rows import RowChange
 
 PIECE_BYTES_MAX: Final = 32 * 1024
 """Of events that are made at once; the last of them may exceed it."""

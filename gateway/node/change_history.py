@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
-from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
+from oncegate.gateway.machine.rows import ChangeRun, RowChange, each_change
 from oncegate.rifl.errors import Code, OncegateError
 
 BLOCK_CHANGES: Final = 1024

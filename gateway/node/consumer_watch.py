@@ -15,7 +15,7 @@ from oncegate.flows import retention
 from oncegate.flows.lag_trend import SAMPLE_MS, LagTrends, Sample
 from oncegate.gateway import wire
 from oncegate.gateway.answers import flow_state
-from oncegate.gateway.machine.flow_changes import overdue_consumers
+from oncegate.gateway.machine.flow_handlers import overdue_consumers
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
 

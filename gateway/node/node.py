@@ -27,6 +27,7 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.explain.explainer import EXPLAIN, Explainer
 from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
@@ -210,7 +211,7 @@ class Node:
             raise self.state.broken
         machine = self.machine
         commit, tables = machine.commit, len(machine.tables)
-        results = machine.apply(index, term, command)
+        results: list[Any] = apply(machine, index, term, command)
         self.explainer.verdicts.applied(index, commit, results)
         for batch in machine.take_sealed():
             # After a restart the log is applied again; batches whose files exist are not built again.

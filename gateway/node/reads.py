@@ -20,7 +20,7 @@ from oncegate.flows.flow import ROWS_CONSUMER, FlowDeclaration
 from oncegate.flows.lookup import FoundWrite, IndexCache, KeyIndex, OpenLookup
 from oncegate.flows.publisher import Publisher
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.node.between_leaders import Lead
 from oncegate.gateway.node.proposer import ANSWER_S
 from oncegate.gateway.node.refusals import translated

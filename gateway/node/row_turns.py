@@ -15,7 +15,7 @@ from collections import Counter, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
+from oncegate.gateway.machine.rows import ChangeRun, RowChange, each_change
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.errors import Code, OncegateError
 

@@ -11,7 +11,8 @@ import asyncio
 from typing import Final, NamedTuple
 
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import StoredRow, Table
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.reads import no_table
 from oncegate.rifl.errors import Code, OncegateError

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from oncegate.gateway.machine.tables import ChangeRun, RowChange, each_change
+from oncegate.gateway.machine.rows import ChangeRun, RowChange, each_change
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.node.change_events import ChangeEvents
 from oncegate.gateway.node.change_history import ChangeHistory

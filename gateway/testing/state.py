@@ -25,8 +25,9 @@ from oncegate.gateway.answer_values import built
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.explain.memory import AttemptLog
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.cascades import NO_SESSION
-from oncegate.gateway.machine.flow_changes import overdue_consumers
+from oncegate.gateway.machine.apply import apply
+from oncegate.gateway.machine.effects import NO_SESSION
+from oncegate.gateway.machine.flow_handlers import overdue_consumers
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
@@ -96,7 +97,7 @@ class SharedState:
         """
         self._entries += 1
         machine, tables = self.machine, len(self.machine.tables)
-        (result,) = machine.apply(self._entries, 1, c.encode_entry(self.time_ms, [in_columns(command)]))
+        (result,) = apply(machine, self._entries, 1, c.encode_entry(self.time_ms, [in_columns(command)]))
         for batch in machine.take_sealed():
             self._batches.keep(batch)
             self.reads.sealed(batch.flow)

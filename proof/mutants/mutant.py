@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.proof.mutants.checks import CHECK_OF
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.run import gateway_plan, run_plan
@@ -28,7 +29,7 @@ class Mutant:
         name: unique.
         breaks: the promise that does not hold any more.
         workload: of :mod:`oncegate.proof.sim.gateway`, which shows it under random faults.
-        patches: (owner, attribute, replacement), put in place while it is planted.
+        patches: (owner, attribute, replacement), put in place while it is planted; of :data:`HANDLERS` the command.
         parts: attributes of the node's class: another engine or journal.
         kinds: weights of faults; the workload's mix if it is None.
         fixed: fields of the plan.
@@ -64,8 +65,14 @@ class Mutant:
     def planted(self):
         """Give the type of a node with the bug, which is gone behind the block."""
         with ExitStack() as stack:
-            for owner, name, replacement in self.patches:
-                stack.enter_context(patch.object(owner, name, replacement))
+            for one in self.patches:
+                owner, name, replacement = one
+                planted = (
+                    patch.dict(owner, {name: replacement})
+                    if owner is HANDLERS
+                    else patch.object(owner, name, replacement)
+                )
+                stack.enter_context(planted)
             base = GatewayNode if self.script is None else ScriptedNode
             yield type("MutantNode", (base,), dict(self.parts))
 

@@ -20,7 +20,7 @@ from oncegate.flows import batcher
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.open_segment import OpenSegment
 from oncegate.flows.parts import NO_PARTS
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.node.reads import Reads
 from oncegate.proof.mutants.mutant import Mutant, enter, plants
 from oncegate.proof.sim.engine.planted import PLANTED

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from oncegate.gateway.machine import ending
-from oncegate.gateway.machine import machine as machine_module
-from oncegate.gateway.machine import tables as tables_module
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import ending, operations, session_handlers
+from oncegate.gateway.machine.apply import HANDLERS
+from oncegate.gateway.machine.results import Endings
 from oncegate.gateway.machine.row_ends import RowEnds
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.row_rule import row_after
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.proof.mutants.mutant import plants
 from oncegate.rifl.rule import Replayed, decide_each
 
@@ -18,15 +20,16 @@ def _due_early(ends, now_ms, limit):
     return _due(ends, now_ms + 1_000, limit)
 
 
-@plants("row-ends-early", "holds", (ending, "end_due"), also=((RowEnds, "due", _due_early),))
-def _ends_unseen(machine, rows):
+@plants("row-ends-early", "holds", (HANDLERS, c.EndRows), also=((RowEnds, "due", _due_early),))
+def _ends_unseen(machine, command):
     """A row is ended because somebody said so, without a look at its end."""
-    return [
+    ended = [
         ending._end(machine, machine.tables[name], key, row, 0)
-        for name, keys in rows.items()
+        for name, keys in command.rows.items()
         for key in keys
         if (row := machine.tables[name].rows.get(key)) is not None
     ]
+    return Endings(ended)
 
 
 @plants("row-never-ends", "holds", (RowEnds, "due"))
@@ -35,11 +38,11 @@ def _nothing_due(ends, now_ms, limit):
     return {}
 
 
-@plants("replay-revives-row", "holds", (machine_module, "decide_each"))
+@plants("replay-revives-row", "holds", (operations, "decide_each"))
 def _revives(tracker, operations, first_incomplete, stand, execute, client_id, traceparent, *, in_order=False):
     """The replay of a write puts its row back, although it has ended meanwhile."""
     done = decide_each(tracker, operations, first_incomplete, stand, execute, client_id, traceparent, in_order=in_order)
-    tables = execute.__self__.tables
+    tables = execute.args[0].tables
     for op, verdict in zip(operations, done[0], strict=True):
         written = type(verdict) is Replayed and verdict.record.result is None and op.value is not None
         if written and tables[op.table].rows.get(op.key) is None:
@@ -48,15 +51,16 @@ def _revives(tracker, operations, first_incomplete, stand, execute, client_id, t
     return done
 
 
-@plants("bound-row-outlives-session", "holds", (ending, "end_bound"), fixed=_IN_MEMORY)
+@plants("bound-row-outlives-session", "holds", (session_handlers, "end_bound"), fixed=_IN_MEMORY)
 def _leaves_bound(machine, client_id):
     """A session ends, and the rows that are bound to it stay."""
     return []
 
 
-@plants("put-keeps-the-end", "holds", (tables_module, "_living"))
-def _keeps_end(kind, after, before):
+@plants("put-keeps-the-end", "holds", (operations, "row_after"))
+def _keeps_end(op, row, commit, life=None):
     """A put that says nothing of an end leaves the one that the row had, so that a row ends that was to stay."""
-    if before is None or before.life is None or after.life is not None:
+    after = row_after(op, row, commit, life)
+    if op.kind != c.OpKind.PUT or row is None or row.life is None or life is not None:
         return after
-    return StoredRow(after.version, after.value, before.life)
+    return StoredRow(after.version, after.value, row.life)

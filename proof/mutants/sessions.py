@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import msgspec
 
-from oncegate.gateway.machine import machine as machine_module
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import operations, session_handlers
+from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.gateway.machine.cluster_clock import ClusterClock
-from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.machine.row_rule import holds, refused
 from oncegate.gateway.machine.state import session_images
 from oncegate.gateway.machine.state.layout import encode_session
-from oncegate.gateway.machine.tables import holds, refused
 from oncegate.proof.mutants.forgotten import executes
 from oncegate.proof.mutants.mutant import Mutant, enter, plants
 from oncegate.rifl import rule as rule_module
@@ -30,8 +31,8 @@ _KILLS = {"kill": 8, "kill several": 4, "power loss": 4, "break": 3}
 _SAVED = {"save_every": 10}
 _record = ResultTracker.record
 _acknowledge = ResultTracker.acknowledge
-_operate = Machine._operate
-_execute_part = Machine._execute_part
+_operate = operations.operate
+_execute_part = operations.execute_part
 _take_over = SessionTable.take_over
 _slot_record = KeySlot.record
 _lead_from = ClusterClock.lead_from
@@ -81,7 +82,7 @@ def _acknowledges_seen(tracker, first_incomplete):
     _acknowledge(tracker, max(first_incomplete, tracker.highest))
 
 
-@plants("no-fence", "hand-over", (machine_module, "standing"))
+@plants("no-fence", "hand-over", (operations, "standing"))
 def _no_fence(session, epoch, now_ms):
     """An older owner's operations are executed."""
     return standing(session, session.epoch, now_ms)
@@ -123,7 +124,7 @@ def _leads_later(clock, applied_ms, monotonic_s):
     _lead_from(clock, applied_ms + 5_000, monotonic_s)
 
 
-@plants("resolve-without-seal", "resolve", (machine_module, "resolve"))
+@plants("resolve-without-seal", "resolve", (session_handlers, "resolve"))
 def _resolves_without_seal(tracker, sequence, first_incomplete):
     """A resolve says that an id will never be executed, and nothing remembers it."""
     if tracker.find(sequence) is None and sequence >= tracker.first_incomplete:
@@ -156,7 +157,7 @@ def _without_first_incomplete(session, tracker):
     return encode_session(session, kept)
 
 
-@plants("condition-before-dedup", "bank", (Machine, "_operate"))
+@plants("condition-before-dedup", "bank", (HANDLERS, c.Operate))
 def _condition_first(machine, command):
     """A retry of an applied operation is refused, since its condition does not hold any more."""
     rows = []
@@ -175,7 +176,7 @@ def _condition_first(machine, command):
     return Operated(verdicts, done.memory_ms)
 
 
-@plants("range-cut-executed-twice", "flow", (machine_module, "decide_range"))
+@plants("range-cut-executed-twice", "flow", (operations, "decide_range"))
 def _whole_ranges_only(tracker, first, fingerprints, first_incomplete, stand):
     """A range that is cut differently when it is sent again is executed again."""
     parts = decide_range(tracker, first, fingerprints, first_incomplete, stand)
@@ -199,7 +200,7 @@ def _forgets_keys_early(slot, sequence, fingerprint, commit, result=None, tracep
     )
 
 
-@plants("commit-numbers-with-gaps", "flow", (Machine, "_execute_part"))
+@plants("commit-numbers-with-gaps", "flow", (operations, "execute_part"))
 def _skips_a_number(machine, command, tracker, part):
     """A range leaves out a commit number."""
     commit = _execute_part(machine, command, tracker, part)

@@ -7,14 +7,14 @@ from __future__ import annotations
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import transactions
 from oncegate.gateway.machine.flow_state import FlowTable
-from oncegate.gateway.machine.tables import holds, refused, row_after
+from oncegate.gateway.machine.row_rule import holds, refused, row_after
 from oncegate.proof.mutants.forgotten import executes
 from oncegate.proof.mutants.mutant import Mutant, enter, plants
 from oncegate.rifl import rule as rule_module
 from oncegate.rifl.rule import Replay
 
 _KILLS = {"kill": 8, "power loss": 4, "transfer": 6}
-_apply = transactions._apply
+_write_together = transactions.write_together
 _trial = transactions._trial
 
 enter(
@@ -27,10 +27,10 @@ enter(
 )
 
 
-@plants("half-applied-transaction", "ledger", (transactions, "_apply"))
-def _half(machine, client_id, sequence, effects, traceparent):
+@plants("half-applied-transaction", "ledger", (transactions, "write_together"))
+def _half(machine, first, writes, client_id, sequence, traceparent="", cause=""):
     """The last write of a transaction is left out."""
-    _apply(machine, client_id, sequence, effects[:-1], traceparent)
+    _write_together(machine, first, writes[:-1], client_id, sequence, traceparent, cause)
 
 
 @plants("condition-on-the-state-after", "ledger", (transactions, "_failed_condition"))

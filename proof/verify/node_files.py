@@ -26,6 +26,7 @@ from oncegate.flows import segment
 from oncegate.flows.chunks import SealedBatch
 from oncegate.flows.errors import FlowError, SegmentCorrupt
 from oncegate.flows.segment_store import SegmentStore
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import AppliedPart, Cascaded, Endings, Operated, Ranged
 from oncegate.gateway.machine.state.directory import read_pointer
@@ -184,7 +185,7 @@ class Replay:
             if _is_command(command):
                 before = int(machine.commit)
                 try:
-                    results = machine.apply(index, term, command)
+                    results = apply(machine, index, term, command)
                 except msgspec.DecodeError as fault:
                     raise self._difference(index, "an entry of the machine", fault) from None
                 except InvariantViolation as broken:

@@ -18,7 +18,9 @@ import numpy as np
 from oncegate.flows.chunks import RangeChunk, SealedChunk
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered, StoredRow, Table
+from oncegate.gateway.machine.row_rule import Remembered
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Table
 from oncegate.gateway.machine.transactions import Took, Transacted
 from oncegate.proof.verify.findings import Difference, Report
 from oncegate.rifl.completion import CompletionRecord

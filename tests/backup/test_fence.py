@@ -34,10 +34,11 @@ from oncegate.gateway.backup.fence import (
 from oncegate.gateway.backup.manifest import Manifest
 from oncegate.gateway.backup.shelf import Shelf
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import NO_OWNER, Life
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state import digest, state_digest
-from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, CommitNumber
 from oncegate.rifl.key_buckets import Bucket
@@ -198,7 +199,7 @@ def _retaining() -> Machine:
 def test_time_and_numbers_go_on_as_far_above_as_is_decided(age_ms: int, older_ms: int) -> None:
     """Ten minutes, 2^32 client ids and fences, 2^36 commit numbers: docs/decisions/0030."""
     machine = _retaining()
-    machine.apply(1, 1, c.encode_entry(50, [c.OpenSession("n", 60_000, 8)]))
+    apply(machine, 1, 1, c.encode_entry(50, [c.OpenSession("n", 60_000, 8)]))
     machine.commit = CommitNumber(7)
     fence(machine, identity="new", age_ms=age_ms, block=3)
     assert machine.time_ms == 50 + older_ms + 10 * 60_000

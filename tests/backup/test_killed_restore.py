@@ -14,6 +14,7 @@ from oncegate.flows import segment
 from oncegate.flows.segment_store import SegmentStore
 from oncegate.gateway.backup import restoring
 from oncegate.gateway.backup.restoring import NewCluster, Restored, restore
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.node.settings import MemberAddress
 from tests.gateway.logs import RandomLog
@@ -36,7 +37,7 @@ class Log:
 
     def load(self, state: MachineState) -> SavedPoint:
         for at in range(1, LAST + 1):
-            state.machine.apply(at, 1, self._log.at(at))
+            apply(state.machine, at, 1, self._log.at(at))
             for batch in state.machine.take_sealed():
                 payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
                 self._sealed[batch.flow, batch.number] = payload

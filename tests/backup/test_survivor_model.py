@@ -24,8 +24,10 @@ from oncegate.consensus.log.storage import DirectoryStorage
 from oncegate.consensus.ports import SavedPoint
 from oncegate.flows import segment
 from oncegate.flows.segment_store import SegmentStore
+from oncegate.gateway.backup import survivor
 from oncegate.gateway.backup.survivor import SurvivorOrigin
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.state import MachineState, state_digest
@@ -103,7 +105,7 @@ class Left:
         """Apply entries as a node does, which leaves the log's own ones out."""
         for at in range(first, last + 1):
             if self.is_command(at):
-                machine.apply(at, self.terms[at], self.entries[at])
+                apply(machine, at, self.terms[at], self.entries[at])
                 for batch in machine.take_sealed():
                     place = batch.flow, batch.number
                     self.sealed[place] = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
@@ -287,9 +289,8 @@ def test_of_each_flow_is_let_go_what_was_dropped_of_it_and_nothing_of_another(
         for at, sealed in log.sealed.items()
     }
     flows = SimpleNamespace(take_dropped=lambda: log.dropped[now[0]])
-    machine = SimpleNamespace(
-        apply=lambda at, term, entry: now.__setitem__(0, at), take_sealed=lambda: batches[now[0]], flows=flows
-    )
+    monkeypatch.setattr(survivor, "apply", lambda machine, at, term, entry: now.__setitem__(0, at))
+    machine = SimpleNamespace(take_sealed=lambda: batches[now[0]], flows=flows)
     origin: Any = object.__new__(SurvivorOrigin)
     origin._path, origin._saved, origin._point, origin._built = Path(), None, SavedPoint(0, 0, b""), {}
     origin._log, origin.known = log, SimpleNamespace(last=log.last_index, term=1)

@@ -12,7 +12,7 @@ from oncegate import Session, Transaction
 from oncegate.gateway.client.recipes import election
 from oncegate.gateway.client.recipes.line import Hold
 from oncegate.gateway.machine import ending, transactions
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.recipes import Barrier, Claim, Queue, RateLimiter, ReadWriteLock, Registry, Semaphore, Sequence
 from tests.check.in_memory import made
 

@@ -28,7 +28,7 @@ from oncegate.gateway.client.results import Change, Resolution, Row, WriteResult
 from oncegate.gateway.client.verdicts import write_result
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tables import StoredRow, each_change
+from oncegate.gateway.machine.rows import StoredRow, each_change
 from oncegate.gateway.testing.state import SharedState
 from oncegate.gateway.wire import Operation, OperationResult
 from oncegate.rifl.ids import (

@@ -21,6 +21,7 @@ from oncegate.gateway.answers import answer, flow_state
 from oncegate.gateway.http import negotiation
 from oncegate.gateway.http.identity import ANONYMOUS, Identity
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.rifl.errors import OncegateError
@@ -53,7 +54,7 @@ class LaggingNode:
         return c.decode_entry(self.behind[-1]).time_ms if self.behind else self.machine.time_ms
 
     def _apply(self, entry: bytes) -> list[Any]:
-        results = self.machine.apply(next(self.index), 1, entry)
+        results = apply(self.machine, next(self.index), 1, entry)
         self.watching.history.record(self.machine.changes, self.machine.commit, self.machine.joined)
         return results
 

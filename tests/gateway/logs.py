@@ -10,6 +10,7 @@ import msgspec
 from oncegate.gateway import wire
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
@@ -90,7 +91,7 @@ class RandomLog:
         """Return a machine, all in memory, that has applied entries 1 to ``last``."""
         machine = Machine()
         for index in range(1, last + 1):
-            machine.apply(index, 1, self.at(index))
+            apply(machine, index, 1, self.at(index))
         return machine
 
     def _key(self) -> str:

@@ -16,6 +16,7 @@ import pytest
 from oncegate.consensus.errors import StorageError
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, durable, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
@@ -51,7 +52,7 @@ class Fed:
 
     def do(self, *commands: c.Command, at_ms: int = 0) -> list[Any]:
         self.at += 1
-        return self.machine.apply(self.at, 1, c.encode_entry(at_ms, list(commands)))
+        return apply(self.machine, self.at, 1, c.encode_entry(at_ms, list(commands)))
 
     def begin_save(self) -> None:
         self.state.begin_save(point(self.at))
@@ -86,7 +87,7 @@ class Member(Fed):
     def apply_to(self, index: int) -> None:
         while self.at < index:
             self.at += 1
-            self.machine.apply(self.at, 1, self.log.at(self.at))
+            apply(self.machine, self.at, 1, self.log.at(self.at))
             self.machine.take_sealed()
             self.machine.flows.take_dropped()
 

@@ -11,13 +11,14 @@ from oncegate.gateway import wire
 from oncegate.gateway.answer_values import BUILT_BYTES_MAX, JSON, MSGPACK, bytes_to_build, json_of
 from oncegate.gateway.answers import ANSWERS, answer, rejected, relayed_body
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import REGISTRY, Code, OncegateError
 from oncegate.rifl.rule import Refusal
 
 
 def asked(machine: Machine, command: c.Command, at: int = 0) -> Any:
-    [result] = machine.apply(1, 1, c.encode_entry(at, [command]))
+    [result] = apply(machine, 1, 1, c.encode_entry(at, [command]))
     made = answer(command, result, machine)
     # A follower relays the body as msgpack: it must come back as the same shape.
     relayed = relayed_body(command, msgspec.Raw(MSGPACK.encode(made.body)))

@@ -19,6 +19,7 @@ from oncegate.gateway.explain.memory import DUPLICATE, EXECUTED, VerdictLog
 from oncegate.gateway.explain.search import Mention, Moved, OfKey, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.results import Cascaded
 from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.errors import Code, OncegateError
@@ -310,7 +311,7 @@ def test_explain_finds_the_writes_of_a_cascade_and_tells_them_from_their_repetit
     commands += [part(1, 2, fence, COUNT, last=True), c.MoveCursor("f", "job", 1, fence, False)]
     commit = cluster.machine.commit
     entry = c.encode_entry(0, commands)
-    log.applied(9, commit, cluster.machine.apply(9, 1, entry))
+    log.applied(9, commit, apply(cluster.machine, 9, 1, entry))
     entries = list(Search(OfKey("counts", "n"), log).entry(entry, 9, 1))
     did = [(one.did.what, one.did.commit) for one in entries if isinstance(one, Mention)]
     assert did == [

@@ -15,8 +15,9 @@ import pytest
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway import wire
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.row_rule import INTEGER_BYTES_MAX
 from oncegate.gateway.machine.state import state_digest
-from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, ROW_OVERHEAD_BYTES
+from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES
 from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.test_cascades import part, write
 from tests.gateway.test_flow_changes import Cluster

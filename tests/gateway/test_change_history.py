@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.effects import join
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import RowChange, StoredRow, each_change, prefix_end
+from oncegate.gateway.machine.rows import RowChange, StoredRow, each_change, prefix_end
 from oncegate.gateway.node import change_events, change_history, scans, watching
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.scans import KeyRange, page
@@ -202,7 +203,7 @@ def test_what_took_effect_together_is_never_cut() -> None:
     for commit in range(1, 10):
         machine.changes.append(change(commit))
     machine.commit = CommitNumber(9)
-    machine.join_changes(3)
+    join(machine, 3)
     history.record(machine.changes, 9, machine.joined)
     first, reached = history.since(0, 3)
     assert ([one[0] for one in first], reached) == ([*range(1, 10)], 9)
@@ -210,7 +211,7 @@ def test_what_took_effect_together_is_never_cut() -> None:
     assert history.since(0, 2)[1] == 2
     machine.changes.clear()
     machine.commit = CommitNumber(12)
-    machine.join_changes(10)  # a transaction that changes no resident row
+    join(machine, 10)  # a transaction that changes no resident row
     assert machine.joined == [(3, 9)]
 
 

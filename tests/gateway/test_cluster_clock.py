@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.rule import Applied
@@ -35,7 +36,7 @@ def test_time_in_which_the_leader_slept_does_not_pass() -> None:
     """Case 19, with a cluster that is frozen instead of down: whoever leads when it wakes goes on leading."""
     machine = Machine()
     clock = leading(0, 100.0)
-    machine.apply(1, 1, c.encode_entry(clock.stamp_ms(100.0), [c.OpenSession("n", 1_000, 8)]))
+    apply(machine, 1, 1, c.encode_entry(clock.stamp_ms(100.0), [c.OpenSession("n", 1_000, 8)]))
     assert [clock.stamp_ms(s) for s in (3_700.0, 3_700.125)] == [SILENCE_MS_MAX, SILENCE_MS_MAX + 125]
     assert machine.sessions.expired(clock.stamp_ms(3_700.125)) == []
 
@@ -52,11 +53,11 @@ def test_time_passes_as_on_the_leaders_clock_but_for_what_it_slept(gaps_s: list[
 def test_outage_longer_than_a_lease_expires_nobody() -> None:
     """Case 19: the whole cluster is down for an hour; the session can still write."""
     machine = Machine()
-    machine.apply(1, 1, c.encode_entry(1_000, [c.OpenSession("n", 1_000, 8), c.DeclareTable("t", "resident", 1_024)]))
+    apply(machine, 1, 1, c.encode_entry(1_000, [c.OpenSession("n", 1_000, 8), c.DeclareTable("t", "resident", 1_024)]))
     clock = leading(machine.time_ms, 3_600.0)
     stamp = clock.stamp_ms(3_600.5)
     op = c.Op(1, int(c.OpKind.PUT), "t", "k", 1, b"1")
-    [result] = machine.apply(2, 2, c.encode_entry(stamp, [c.Operate(1, 1, 1, [op])]))
+    [result] = apply(machine, 2, 2, c.encode_entry(stamp, [c.Operate(1, 1, 1, [op])]))
     assert isinstance(result.verdicts[0], Applied)
     assert machine.sessions.expired(stamp) == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.node.node import Node
@@ -22,7 +23,7 @@ FIRST, SECOND = "1" * 32, "2" * 32
 def machine(*identities: str) -> Machine:
     made = Machine()
     for index, identity in enumerate(identities, 1):
-        made.apply(index, 1, c.encode_entry(0, [c.Identify(identity)]))
+        apply(made, index, 1, c.encode_entry(0, [c.Identify(identity)]))
     return made
 
 

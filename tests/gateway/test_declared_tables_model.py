@@ -11,6 +11,7 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import declarations, dropping
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
 from oncegate.gateway.machine.tables import Table
@@ -97,7 +98,7 @@ class Driven:
 
     def do(self, command: c.Command) -> Any:
         self.index += 1
-        return self.machine.apply(self.index, 1, c.encode_entry(0, [command]))[0]
+        return apply(self.machine, self.index, 1, c.encode_entry(0, [command]))[0]
 
     def declare(self, dice: random.Random, name: str) -> None:
         kind, quota = dice.choice(("resident", "resident", "stream")), dice.choice(QUOTAS)

@@ -9,11 +9,13 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import dropping
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
+from oncegate.gateway.machine.rows import each_change
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.state.restore import all_cells
-from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX, each_change
+from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
 from tests.gateway.state_harness import Fed
@@ -32,7 +34,7 @@ class Log:
 
     def do(self, *commands: c.Command) -> list[Any]:
         self.index += 1
-        return self.machine.apply(self.index, 1, c.encode_entry(0, list(commands)))
+        return apply(self.machine, self.index, 1, c.encode_entry(0, list(commands)))
 
     def declare(self, name: str = "t", kind: str = "resident") -> None:
         (table,) = self.do(c.DeclareTable(name, kind, QUOTA))
@@ -223,7 +225,7 @@ def test_rows_of_a_dropped_table_whose_time_is_over_are_not_found_due_again_befo
     machine, later = log.machine, 2_000
     due = machine.ends.due(later, c.END_MAX)
     assert due
-    machine.apply(log.index + 1, 1, c.encode_entry(later, [c.EndRows(due)]))
+    apply(machine, log.index + 1, 1, c.encode_entry(later, [c.EndRows(due)]))
     assert not machine.ends.due(later, c.END_MAX), "a leader would propose them for ever"
 
 
@@ -312,7 +314,7 @@ def test_state_in_memory_and_on_disk_are_the_same_through_drops(
     ]
     for at, commands in enumerate(entries, 1):
         fed.do(*commands)
-        plain.apply(at, 1, c.encode_entry(0, commands))
+        apply(plain, at, 1, c.encode_entry(0, commands))
         if at in (2, 4, 6):
             fed.save()
         assert state_digest(fed.machine) == state_digest(plain)

@@ -25,6 +25,7 @@ from oncegate.gateway.explain.memory import (
 from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
@@ -55,7 +56,7 @@ class Told:
         self.entries.append(entry)
         index = len(self.entries)
         commit = self.machine.commit
-        results = self.machine.apply(index, 1, entry)
+        results = apply(self.machine, index, 1, entry)
         self.verdicts.applied(index, commit, results)
         for command, result in zip(commands, results, strict=True):
             # Session 9 does not exist: what it sends takes no commit number, and is not found under another's ids.

@@ -20,9 +20,10 @@ from oncegate.gateway.explain.memory import ANSWERED, DUPLICATE, EXECUTED, Attem
 from oncegate.gateway.explain.search import Mention, Moved, OfKey, Search
 from oncegate.gateway.explain.timeline import EVENTS_MAX, Timeline
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Cascaded
-from oncegate.gateway.machine.tables import each_change
+from oncegate.gateway.machine.rows import each_change
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import ClientId, Fingerprint, RequestId, SequenceNumber
 from tests.gateway.logs import RandomLog
@@ -45,7 +46,7 @@ class Applied:
         for at in range(1, LAST + 1):
             before = self.machine.commit
             entry = self.log.at(at)
-            results = self.machine.apply(at, 1, entry)
+            results = apply(self.machine, at, 1, entry)
             self.verdicts.applied(at, before, results)
             for change in each_change(self.machine.changes):
                 self.changed[change[0]] = ((change[2], change[3]), at)
@@ -112,7 +113,7 @@ def test_what_is_remembered_of_single_operations_is_bounded_by_them_and_what_is_
         log = Machine()
         ops = [c.Op(SequenceNumber(n), c.OpKind.DELETE, "t", "k", Fingerprint(0)) for n in range(1, many + 1)]
         entry = c.encode_entry(0, [c.Operate(9, 1, SequenceNumber(1), ops)])
-        verdicts.applied(at, 0, log.apply(at, 1, entry))
+        verdicts.applied(at, 0, apply(log, at, 1, entry))
         kept.append((at, many))
         while sum(size for _, size in kept) > 40:
             kept.pop(0)
@@ -185,7 +186,7 @@ async def test_the_newest_attempts_in_the_log_are_told_and_that_there_are_older_
     applied.verdicts, entries = VerdictLog(), [c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20)])]
     entries += [c.encode_entry(0, [c.EndRows({"t": ["k"]})])] * count
     for at, entry in enumerate(entries, 1):
-        machine.apply(at, 1, entry)  # whose verdicts nobody remembers
+        apply(machine, at, 1, entry)  # whose verdicts nobody remembers
     node = asked(applied, {})
     node._replica = Nodes(entries, {})  # type: ignore[assignment]
     found = await node.explain(OfKey("t", "k"), lambda _: True)

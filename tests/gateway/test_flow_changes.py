@@ -15,6 +15,7 @@ from oncegate.flows.flow import CONSUMERS_MAX, FlowDeclaration
 from oncegate.gateway import wire
 from oncegate.gateway.answers import answer, flow_state
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import state_digest
@@ -35,7 +36,7 @@ class Cluster:
 
     def do(self, command: c.Command) -> Any:
         self.entries += 1
-        (result,) = self.machine.apply(self.entries, 1, c.encode_entry(self.now_ms, [command]))
+        (result,) = apply(self.machine, self.entries, 1, c.encode_entry(self.now_ms, [command]))
         return result
 
     def done(self, command: c.Command) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.flow_changes import overdue_consumers
+from oncegate.gateway.machine.flow_handlers import overdue_consumers
 from oncegate.rifl.errors import Code, OncegateError
 from tests.gateway.test_flow_changes import Cluster
 

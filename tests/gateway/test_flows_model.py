@@ -22,7 +22,8 @@ from oncegate.flows.chunks import SealedChunk, SinglesChunk, int64s_from_bytes
 from oncegate.flows.cursor import NONCES_MAX
 from oncegate.flows.flow import ROWS_CONSUMER, FlowDeclaration
 from oncegate.flows.open_segment import GroupItem
-from oncegate.gateway.machine import flow_changes
+from oncegate.gateway.machine import flow_commands as f
+from oncegate.gateway.machine import flow_handlers
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.flow_state import FlowTable
 from oncegate.gateway.machine.machine import Machine
@@ -175,6 +176,9 @@ class Sides:
 
     # What both do.
 
+    def handled(self, handler: Any, command: Any) -> Any:
+        return self.outcome(handler, self.machine, command)
+
     def outcome(self, call: Any, *args: Any, **more: Any) -> Any:
         try:
             return call(*args, **more)
@@ -223,16 +227,18 @@ class Sides:
 
     def send_alter(self, at: int) -> None:
         name, version, text = self.sent[at]
-        got = self.outcome(flow_changes.alter, self.machine, name, version, text)
+        got = self.handled(flow_handlers.alter_flow, f.AlterFlow(name, version, text))
         one = self.known.get(name)
         if one is None:
             assert got is Code.NOT_FOUND
             return
         if name == "s":
             shedding = msgspec.json.encode({"shed_lag_bytes": 1})
-            got_shedding = self.outcome(flow_changes.alter, self.machine, name, one.version, shedding)
+            got_shedding = self.outcome(
+                flow_handlers.alter_flow, self.machine, f.AlterFlow(name, one.version, shedding)
+            )
             assert got_shedding is Code.BAD_REQUEST, "what it left out would be rows that were acknowledged"
-        said = flow_changes.altered(one.declaration, text)
+        said = flow_handlers.altered(one.declaration, text)
         before = one.declaration
         rows = (ROWS_CONSUMER in said.consumers) != (ROWS_CONSUMER in before.consumers)
         if one.version == version + 1 and said == before:
@@ -266,7 +272,7 @@ class Sides:
     def delete(self, name: str) -> None:
         one, force = self.known[name], self.dice.random() < 0.5
         version = one.version - (self.dice.random() < 0.3)
-        got = self.outcome(flow_changes.delete, self.machine, name, version, force=force)
+        got = self.handled(flow_handlers.delete_flow, f.DeleteFlow(name, version, force))
         attached = any(reader.attached for reader in one.readers.values())
         if version != one.version or name == "s" or (attached and not force):
             assert got is Code.CONFLICT
@@ -281,7 +287,7 @@ class Sides:
         if self.deletions:
             name, version = self.dice.choice(self.deletions)
             version += self.dice.choice((-1, 0, 0, 1))
-            got = self.outcome(flow_changes.delete, self.machine, name, version, force=True)
+            got = self.handled(flow_handlers.delete_flow, f.DeleteFlow(name, version, True))
             if name in self.known:
                 assert got is Code.CONFLICT, "the flow of that name is another"
             elif self.used[name][1] == version + 1:
@@ -378,7 +384,9 @@ class Sides:
         if where is None:
             got = self.outcome(self.flows.attach, name, who, nonce, now_ms)
         else:
-            got = self.outcome(flow_changes.start, self.machine, name, who, nonce, where, number)
+            got = self.outcome(
+                flow_handlers.start_consumer, self.machine, f.StartConsumer(name, who, nonce, where, number)
+            )
         since = {"time": number, "ago": now_ms - number}.get(where or "")
         cursor: int | Code | None = {"beginning": one.first - 1, "now": one.last, "batch": number - 1}.get(where or "")
         if since is not None:
@@ -427,7 +435,9 @@ class Sides:
                 if where is None:
                     got = self.outcome(self.flows.attach, name, who, nonce, self.now_ms)
                 else:
-                    got = self.outcome(flow_changes.start, self.machine, name, who, nonce, where, number)
+                    got = self.outcome(
+                        flow_handlers.start_consumer, self.machine, f.StartConsumer(name, who, nonce, where, number)
+                    )
                 assert got == (fence, reader.cursor), (where, number)
 
     def move(self, name: str) -> None:
@@ -472,7 +482,10 @@ class Sides:
 
     def send_removal(self, at: int) -> None:
         name, who, version = self.removals[at]
-        got, one = self.outcome(flow_changes.remove_consumer, self.machine, name, who, version), self.known.get(name)
+        got, one = (
+            self.handled(flow_handlers.remove_consumer, f.RemoveConsumer(name, who, version)),
+            self.known.get(name),
+        )
         if one is None:
             assert got is Code.NOT_FOUND
         elif who not in one.readers and one.version == version + 1:
@@ -501,8 +514,8 @@ class Sides:
             and self.now_ms - max(reader.alive_ms, one.altered_ms) >= after_ms
             and (name, who) != ("s", ROWS_CONSUMER)
         ]  # fmt: skip
-        assert set(flow_changes.overdue_consumers(self.machine, self.flows.get(name), self.now_ms)) == set(gone)
-        assert flow_changes.expire_consumers(self.machine, name) == len(gone)
+        assert set(flow_handlers.overdue_consumers(self.machine, self.flows.get(name), self.now_ms)) == set(gone)
+        assert flow_handlers.expire_consumers(self.machine, f.ExpireConsumers(name)) == len(gone)
         for who in gone:
             one.readers[who].expired = True
         if gone:

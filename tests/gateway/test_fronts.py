@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine import fronts
 from oncegate.gateway.machine.fronts import Fronts
-from oncegate.gateway.machine.tables import DictRows, StoredRow, prefix_end
+from oncegate.gateway.machine.rows import DictRows, StoredRow, prefix_end
 
 PREFIXES = ("", "a", "a/", "b")
 keys = st.builds("{}{:02}".format, st.sampled_from(("a", "a/", "b")), st.integers(0, 30))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.gateway.machine.tables import ChangeRun, RowChange, StoredRow
+from oncegate.gateway.machine.rows import ChangeRun, RowChange, StoredRow
 from oncegate.gateway.node import change_history
 from oncegate.gateway.node.change_history import BLOCKS, ChangeHistory, HistoryExceeded
 from oncegate.rifl.errors import Code

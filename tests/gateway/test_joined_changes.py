@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncegate.gateway.machine.effects import join
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import ChangeRun, StoredRow
+from oncegate.gateway.machine.rows import ChangeRun, StoredRow
 from oncegate.rifl.ids import CommitNumber
 
 steps = st.lists(st.sampled_from(["write", "write", "read", "run", "begin", "begin", "end", "end"]), max_size=24)
@@ -42,7 +43,7 @@ def test_change_is_told_up_to_the_end_of_the_outermost_that_took_effect_together
             open_.append(machine.commit + 1)
         elif step == "end" and open_:
             pairs.append((open_.pop(), int(machine.commit)))
-            machine.join_changes(pairs[-1][0])
+            join(machine, pairs[-1][0])
     changed = [(first, last) for first, last in pairs if any(first <= commit <= last for commit in single)]
     several = {(first, last) for first, last in changed if first < last}
     outermost = [one for one in several if not any(a <= one[0] and one[1] <= b and (a, b) != one for a, b in several)]

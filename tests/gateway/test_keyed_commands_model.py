@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.idempotency_keys import NO_NUMBER
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated
@@ -40,8 +41,8 @@ class Two:
     def apply(self, *commands: Any) -> Any:
         self.index += 2
         for at, machine in enumerate(self.machines):
-            machine.apply(self.index - 1, 1, c.encode_entry(self.now_ms, [c.ForgetKeys()] if at else []))
-        one, other = (m.apply(self.index, 1, c.encode_entry(self.now_ms, list(commands)))[0] for m in self.machines)
+            apply(machine, self.index - 1, 1, c.encode_entry(self.now_ms, [c.ForgetKeys()] if at else []))
+        one, other = (apply(m, self.index, 1, c.encode_entry(self.now_ms, list(commands)))[0] for m in self.machines)
         assert not isinstance(one, Operated) or one == other
         return one
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.key_buckets import PARTS
@@ -24,7 +25,7 @@ def operation(key: str) -> c.KeyedOp:
 @pytest.mark.parametrize("seed", range(6))
 def test_keys_of_a_request_are_executed_once_and_remembered_as_long_as_its_answer_says(seed: int) -> None:
     dice, machine, now, index, replayed = random.Random(seed), Machine(), 0, 1, 0
-    machine.apply(1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 30)]))
+    apply(machine, 1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 30)]))
     ends, buckets = dict[str, int](), list[tuple[int, list[str]]]()  # first use from which on the next one opens, keys
     for _ in range(150):
         now += dice.choice((0, 1, 5, 30, 120))
@@ -34,7 +35,7 @@ def test_keys_of_a_request_are_executed_once_and_remembered_as_long_as_its_answe
             for key in buckets.pop(0)[1]:
                 del ends[key]
         command = c.Keyed(LIFE_MS, [operation(name) for name in names])
-        (result,) = machine.apply(index, 1, c.encode_entry(now, [command]))
+        (result,) = apply(machine, index, 1, c.encode_entry(now, [command]))
         for name, verdict in zip(names, result.verdicts, strict=True):
             assert type(verdict) is (Replayed if name in ends else Applied)
             replayed += name in ends

@@ -17,6 +17,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import levels
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.machine.state.errors import StateVersionUnknown
@@ -83,7 +84,7 @@ async def test_new_cluster_is_raised_once_the_last_member_has_come(caplog: pytes
     for _ in range(5):
         await asyncio.sleep(0)
     assert founding.look(loop), "but not for a member that is not up"
-    machine.apply(1, 1, c.encode_entry(0, [c.Identify("1" * 32)]))
+    apply(machine, 1, 1, c.encode_entry(0, [c.Identify("1" * 32)]))
     peers.answers["n3"] = serve()
     assert founding.look(loop)
     assert founding._asking is None, "not so soon again"
@@ -92,7 +93,7 @@ async def test_new_cluster_is_raised_once_the_last_member_has_come(caplog: pytes
     for _ in range(5):
         await asyncio.sleep(0)
     assert proposed == [c.RaiseLevel(levels.NEWEST)]
-    machine.apply(2, 1, c.encode_entry(0, proposed))
+    apply(machine, 2, 1, c.encode_entry(0, proposed))
     clock.now += ASK_S
     assert founding.look(loop)
     assert founding._asking is None
@@ -102,14 +103,14 @@ def test_founding_may_be_under_way_for_as_long_as_a_node_with_an_empty_state_wai
     machine = Machine()
     founding = Founding(cast(Replica, Peers()), machine, list, [].append)
     founding.begin(100.0)
-    machine.apply(1, 1, c.encode_entry(0, [c.Identify("1" * 32), c.DeclareTable("t", "resident", 2**20)]))
+    apply(machine, 1, 1, c.encode_entry(0, [c.Identify("1" * 32), c.DeclareTable("t", "resident", 2**20)]))
     assert founding.is_under_way(100.0 + FOUNDING_S - 1), "the leader may have asked before the last member came"
     assert not founding.is_under_way(100.0 + FOUNDING_S)
     restarted = Founding(cast(Replica, Peers()), machine, list, [].append)
     restarted.begin(200.0)
     assert not restarted.is_under_way(200.0), "the cluster was there before"
     founding.begin(300.0)
-    machine.apply(2, 1, c.encode_entry(0, [c.RaiseLevel(levels.NEWEST)]))
+    apply(machine, 2, 1, c.encode_entry(0, [c.RaiseLevel(levels.NEWEST)]))
     assert not founding.is_under_way(300.0)
 
 
@@ -144,10 +145,10 @@ def test_only_a_cluster_in_which_nobody_has_written_waits_for_its_level_and_not_
     founding = Founding(cast(Replica, Peers()), machine, list, [].append)
     assert not founding.is_awaited(0.0), "it has not begun"
     founding.begin(100.0)
-    machine.apply(1, 1, c.encode_entry(0, [c.Identify("1" * 32)]))
+    apply(machine, 1, 1, c.encode_entry(0, [c.Identify("1" * 32)]))
     assert founding.is_awaited(100.0), "the last member may come yet"
     assert not founding.is_awaited(100.0 + READY_AFTER_S)
-    machine.apply(2, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 2**20)]))
+    apply(machine, 2, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 2**20)]))
     assert not founding.is_awaited(100.0)
 
 
@@ -156,7 +157,7 @@ def test_only_a_cluster_in_which_nobody_has_written_waits_for_its_level_and_not_
 )
 async def test_cluster_that_has_anything_is_not_new_and_nobody_is_asked(there: c.Command) -> None:
     machine, proposed = Machine(), list[Any]()
-    machine.apply(1, 1, c.encode_entry(0, [there]))
+    apply(machine, 1, 1, c.encode_entry(0, [there]))
     founding = Founding(cast(Replica, Peers(n2=serve())), machine, lambda: ["n2"], proposed.append)
     assert founding.look(asyncio.get_running_loop())
     await asyncio.sleep(0)

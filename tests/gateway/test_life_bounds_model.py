@@ -13,7 +13,8 @@ import pytest
 from oncegate.gateway.machine import tables
 from oncegate.gateway.machine.commands import Op, OpKind
 from oncegate.gateway.machine.row_ends import Life, RowEnds
-from oncegate.gateway.machine.tables import StoredRow, Table
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT

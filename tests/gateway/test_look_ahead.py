@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.look_ahead import look_ahead
-from oncegate.gateway.machine.tables import DictRows, Table
+from oncegate.gateway.machine.rows import DictRows
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
 from oncegate.rifl.key_records import MemoryKeys
 from oncegate.rifl.key_table import NO_TIME, KeyTable

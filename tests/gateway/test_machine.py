@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import levels
-from oncegate.gateway.machine import machine as machine_module
+from oncegate.gateway.machine import levels, operations
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine, Origin
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.row_ends import Life
+from oncegate.gateway.machine.row_rule import Remembered
+from oncegate.gateway.machine.rows import DictRows
 from oncegate.gateway.machine.state import state_digest
-from oncegate.gateway.machine.tables import DictRows, Remembered
 from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
@@ -48,7 +49,7 @@ class Log:
         self.now = self.now if at is None else at
         entry = c.encode_entry(self.now, list(commands))
         self.entries.append(entry)
-        return self.machine.apply(len(self.entries), 1, entry)
+        return apply(self.machine, len(self.entries), 1, entry)
 
     def ops(self, *ops: c.Op, client: int = 1, epoch: int = 1, fi: int = 1, at: int | None = None) -> Operated:
         [result] = self.do(c.Operate(client, epoch, fi, list(ops)), at=at)
@@ -456,7 +457,7 @@ def test_table_quota_holds_and_deletes_make_room() -> None:
 def test_entry_of_another_version_stops_the_node_instead_of_being_guessed() -> None:
     entry = msgspec.msgpack.encode([c.VERSION + 1, 0, []])
     with pytest.raises(msgspec.ValidationError):
-        Machine().apply(1, 1, entry)
+        apply(Machine(), 1, 1, entry)
 
 
 def executes_without_looking(tracker: ResultTracker, sequence: int, *how: Any) -> Any:
@@ -489,7 +490,7 @@ def test_second_execution_stops_the_node_and_names_the_entry(
     log = started()
     log.one(increment(1))
     monkeypatch.setattr(rule, "decide", lambda *how: EXECUTE)
-    monkeypatch.setattr(machine_module, "decide_range", lambda *how: [NewPart(1, 1)])
+    monkeypatch.setattr(operations, "decide_range", lambda *how: [NewPart(1, 1)])
     with pytest.raises(InvariantViolation, match=r"log entry 3 .*operations 1 to 1"):
         log.do(command)
 

@@ -18,12 +18,13 @@ from oncegate.gateway.answers import answer
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated, Ranged
+from oncegate.gateway.machine.rows import each_change
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.state.layout import decode_session, encode_session
-from oncegate.gateway.machine.tables import each_change
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, ClusterTimeMs
 from oncegate.rifl.range_rule import RefusedPart
@@ -189,7 +190,7 @@ def stamped(log: list[tuple[int, list[c.Command]]]) -> Entries:
 def fed(log: Entries) -> tuple[Machine, list[Any]]:
     machine, results = Machine(), []
     for index, (time_ms, commands) in enumerate(log, 1):
-        results += machine.apply(index, 1, c.encode_entry(time_ms, commands))
+        results += apply(machine, index, 1, c.encode_entry(time_ms, commands))
     return machine, results
 
 
@@ -232,8 +233,8 @@ def test_requests_in_columns_do_what_they_do_one_by_one(log: list[tuple[int, lis
         runs = [(time_ms, [put_runs.in_columns(command) for command in commands]) for time_ms, commands in plain]
     one, two = Machine(), Machine()
     for index, ((time_ms, commands), (_, in_columns)) in enumerate(zip(plain, runs, strict=True), 1):
-        results = one.apply(index, 1, c.encode_entry(time_ms, commands))
-        same = two.apply(index, 1, c.encode_entry(time_ms, in_columns))
+        results = apply(one, index, 1, c.encode_entry(time_ms, commands))
+        same = apply(two, index, 1, c.encode_entry(time_ms, in_columns))
         for command, short, result, other in zip(commands, in_columns, results, same, strict=True):
             if isinstance(result, Operated) and isinstance(other, Operated):
                 said = [[*map(told, apart(each.verdicts))] for each in (other, result)]
@@ -273,7 +274,7 @@ def test_whole_log_sent_again_executes_nothing_twice(log: list[tuple[int, list[c
         if code is None and record is not None
     }
     for _, commands in operated:
-        for result in machine.apply(0, 1, c.encode_entry(0, commands)):
+        for result in apply(machine, 0, 1, c.encode_entry(0, commands)):
             if isinstance(result, Operated):
                 for sequence, _, record, _ in map(told, result.verdicts):
                     assert record is None or record.commit == accepted.get(sequence, record.commit)

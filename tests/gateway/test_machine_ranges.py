@@ -15,6 +15,7 @@ from oncegate.flows.range_body import decode
 from oncegate.gateway import wire
 from oncegate.gateway.http import range_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Ranged
 from oncegate.rifl.errors import Code, OncegateError
@@ -26,12 +27,12 @@ QUOTA = 1 << 20
 def machine() -> Machine:
     made = Machine()
     tables = c.DeclareTable("s", "stream", QUOTA), c.DeclareTable("t", "resident", QUOTA)
-    apply(made, *tables, c.OpenSession("a", 10_000, 8))
+    do(made, *tables, c.OpenSession("a", 10_000, 8))
     return made
 
 
-def apply(made: Machine, *commands: c.Command, at: int = 0) -> list[Any]:
-    return made.apply(1, 1, c.encode_entry(at, list(commands)))
+def do(made: Machine, *commands: c.Command, at: int = 0) -> list[Any]:
+    return apply(made, 1, 1, c.encode_entry(at, list(commands)))
 
 
 def value_of(sequence: int) -> str:
@@ -73,8 +74,8 @@ def items(made: Machine, flow: str = "s") -> list[tuple[int, str, Any, int]]:
 
 def test_changed_payload_in_a_retried_range_is_refused_alone() -> None:
     made = machine()
-    apply(made, range_of(1, 3))
-    assert parts(apply(made, range_of(1, 4, changed=2))[0]) == [
+    do(made, range_of(1, 3))
+    assert parts(do(made, range_of(1, 4, changed=2))[0]) == [
         (1, 1, "REPLAY", 1),
         (2, 2, "PAYLOAD_MISMATCH", 0),
         (3, 3, "REPLAY", 3),
@@ -86,8 +87,8 @@ def test_changed_payload_in_a_retried_range_is_refused_alone() -> None:
 def test_refused_range_changes_neither_acks_nor_lease() -> None:
     """All of it lies below its own first incomplete, right before a recorded range."""
     made = machine()
-    apply(made, range_of(1, 4))
-    [result] = apply(made, range_of(2, 2, fi=3), at=5_000)
+    do(made, range_of(1, 4))
+    [result] = do(made, range_of(2, 2, fi=3), at=5_000)
     assert parts(result) == [(2, 2, "BAD_ACK", 0)]
     assert made.trackers[1].first_incomplete == 1
     assert made.sessions.get(1).ends_ms == 10_000  # type: ignore[union-attr]
@@ -97,8 +98,8 @@ def test_refused_range_changes_neither_acks_nor_lease() -> None:
 @pytest.mark.parametrize("changed", [0, 1, 2, 3])
 def test_range_of_which_any_part_is_accepted_renews_the_lease_and_acknowledges(first: int, changed: int) -> None:
     made = machine()
-    apply(made, range_of(1, 3))
-    [told] = apply(made, range_of(first, 5, fi=first, changed=changed), at=4_000)
+    do(made, range_of(1, 3))
+    [told] = do(made, range_of(first, 5, fi=first, changed=changed), at=4_000)
     assert ("PAYLOAD_MISMATCH" in [part[2] for part in parts(told)]) == (changed >= first)
     session = made.sessions.get(1)
     assert session is not None
@@ -111,9 +112,9 @@ def test_range_of_an_owner_before_and_of_a_session_that_is_over_executes_nothing
     epoch: int, at: int, code: str
 ) -> None:
     made = machine()
-    assert parts(apply(made, range_of(1, 2))[0]) == [(1, 2, "EXECUTE", 1)]
+    assert parts(do(made, range_of(1, 2))[0]) == [(1, 2, "EXECUTE", 1)]
     before = items(made)
-    [result] = apply(made, msgspec.structs.replace(range_of(1, 4), epoch=epoch), at=at)
+    [result] = do(made, msgspec.structs.replace(range_of(1, 4), epoch=epoch), at=at)
     told = {(first, last): what for first, last, what, _ in parts(result)}
     assert told == ({(1, 4): code} if epoch == 0 else {(1, 2): "REPLAY", (3, 4): code})
     assert items(made) == before
@@ -121,11 +122,11 @@ def test_range_of_an_owner_before_and_of_a_session_that_is_over_executes_nothing
 
 def test_range_without_a_session_is_judged_as_if_each_had_come_alone() -> None:
     made = machine()
-    [refused] = apply(made, range_of(1, 4, client=7))
+    [refused] = do(made, range_of(1, 4, client=7))
     assert parts(refused) == [(1, 4, "SESSION_EXPIRED", 0)]
     assert type(refused.parts[0].last) is int, "as it is told"
-    assert parts(apply(made, range_of(1, 4, client=7, fi=5))[0]) == [(1, 4, "BAD_ACK", 0)]
-    assert parts(apply(made, range_of(1, 4, client=7, fi=3))[0]) == [(1, 2, "BAD_ACK", 0), (3, 4, "SESSION_EXPIRED", 0)]
+    assert parts(do(made, range_of(1, 4, client=7, fi=5))[0]) == [(1, 4, "BAD_ACK", 0)]
+    assert parts(do(made, range_of(1, 4, client=7, fi=3))[0]) == [(1, 2, "BAD_ACK", 0), (3, 4, "SESSION_EXPIRED", 0)]
 
 
 def codes(result: Any) -> set[str]:
@@ -137,58 +138,58 @@ def codes(result: Any) -> set[str]:
 @pytest.mark.parametrize(("table", "code"), [("nowhere", "NOT_FOUND"), ("t", "BAD_REQUEST")])
 def test_range_on_a_table_that_takes_none_changes_nothing(table: str, code: str) -> None:
     made = machine()
-    assert codes(apply(made, range_of(1, 3, table=table))[0]) == {code}
+    assert codes(do(made, range_of(1, 3, table=table))[0]) == {code}
     assert made.commit == 0
-    assert parts(apply(made, range_of(1, 3))[0]) == [(1, 3, "EXECUTE", 1)], "the refusal was not recorded"
+    assert parts(do(made, range_of(1, 3))[0]) == [(1, 3, "EXECUTE", 1)], "the refusal was not recorded"
 
 
 def test_what_was_applied_is_never_called_not_applied_because_of_its_neighbour() -> None:
     """A put on a resident table, retried inside a range there: the put is a replay, only the rest is refused."""
     made = machine()
-    apply(made, c.Operate(1, 1, 1, [single(1, table="t")]))
-    [result] = apply(made, range_of(1, 2, table="t"))
+    do(made, c.Operate(1, 1, 1, [single(1, table="t")]))
+    [result] = do(made, range_of(1, 2, table="t"))
     assert not isinstance(result, OncegateError)
     assert parts(result)[0] == (1, 1, "REPLAY", 1)
 
 
 def test_full_stream_table_refuses_before_execution() -> None:
     made = machine()
-    apply(made, c.DeclareTable("s", "stream", 100), range_of(1, 5))
-    assert parts(apply(made, range_of(6, 7))[0]) == [(6, 7, "QUOTA", 0)]
-    [operated] = apply(made, c.Operate(1, 1, 1, [single(8)]))
+    do(made, c.DeclareTable("s", "stream", 100), range_of(1, 5))
+    assert parts(do(made, range_of(6, 7))[0]) == [(6, 7, "QUOTA", 0)]
+    [operated] = do(made, c.Operate(1, 1, 1, [single(8)]))
     assert operated.verdicts[0].refusal.code is Code.QUOTA
     assert made.commit == 5
-    assert parts(apply(made, range_of(4, 6))[0]) == [(4, 5, "REPLAY", 4), (6, 6, "QUOTA", 0)]
+    assert parts(do(made, range_of(4, 6))[0]) == [(4, 5, "REPLAY", 4), (6, 6, "QUOTA", 0)]
 
 
 def test_full_stream_table_takes_writes_again_once_its_retention_is_over() -> None:
     """Nothing is written while it is full, so no later seal is there to look at the clock."""
     made = machine()
     brief = c.DeclareFlow(b'{"name":"brief","source":"q","retention_ms":1000}')
-    apply(made, c.DeclareTable("q", "stream", 100), brief, c.OpenSession("b", 10**8, 8))
+    do(made, c.DeclareTable("q", "stream", 100), brief, c.OpenSession("b", 10**8, 8))
     day_ms = 24 * 3_600_000
-    apply(made, range_of(1, 5, table="q", client=2))
+    do(made, range_of(1, 5, table="q", client=2))
     for flow in ("q", "brief"):
-        apply(made, c.Seal(flow, 1), c.Attach(flow, "spark", "n"), c.MoveCursor(flow, "spark", 1, 1, replay=False))
-    assert codes(apply(made, range_of(6, 7, table="q", client=2))[0]) == {"QUOTA"}
-    assert codes(apply(made, range_of(6, 7, table="q", client=2), at=day_ms + 1)[0]) == {"EXECUTE"}
+        do(made, c.Seal(flow, 1), c.Attach(flow, "spark", "n"), c.MoveCursor(flow, "spark", 1, 1, replay=False))
+    assert codes(do(made, range_of(6, 7, table="q", client=2))[0]) == {"QUOTA"}
+    assert codes(do(made, range_of(6, 7, table="q", client=2), at=day_ms + 1)[0]) == {"EXECUTE"}
     assert made.flows.take_dropped() == [("q", 1), ("brief", 1)]
 
 
 def test_flow_items_are_the_committed_writes_in_commit_order() -> None:
     made = machine()
-    apply(made, c.DeclareFlow(b'{"name":"copy","source":"t"}'))
+    do(made, c.DeclareFlow(b'{"name":"copy","source":"t"}'))
     absent = msgspec.structs.replace(single(2, table="t"), test=int(c.Test.ABSENT), key="k1")
     gone = c.Op(3, int(c.OpKind.DELETE), "t", "k1", 33)
     counted = [c.Op(s, int(c.OpKind.INCREMENT), "t", "n", s, by=5) for s in (4, 5)]
-    apply(made, c.Operate(1, 1, 1, [single(1, table="t"), absent, gone, single(1, table="t"), *counted]))
+    do(made, c.Operate(1, 1, 1, [single(1, table="t"), absent, gone, single(1, table="t"), *counted]))
     assert items(made, "copy") == [(1, "k1", {"n": 1}, 1), (3, "k1", None, 3), (4, "n", 5, 4), (5, "n", 10, 5)]
 
 
 def test_two_flows_of_a_table_get_the_same_items() -> None:
     made = machine()
-    apply(made, c.DeclareFlow(b'{"name":"other","source":"s","max_items":2}'))
-    apply(made, range_of(1, 3), c.Operate(1, 1, 1, [single(5)]))
+    do(made, c.DeclareFlow(b'{"name":"other","source":"s","max_items":2}'))
+    do(made, range_of(1, 3), c.Operate(1, 1, 1, [single(5)]))
     sealed = made.take_sealed()
     assert [(b.flow, b.number, b.items) for b in sealed] == [("other", 1, 2), ("other", 2, 2)]
     assert made.flows.get("s").segment.items == 4
@@ -196,25 +197,25 @@ def test_two_flows_of_a_table_get_the_same_items() -> None:
 
 def test_seal_is_decided_by_its_entry_and_only_once() -> None:
     made = machine()
-    apply(made, range_of(1, 3))
+    do(made, range_of(1, 3))
     assert made.flows.due(499) == []
     assert made.flows.due(500) == [("s", 1)]
-    assert apply(made, c.Seal("s", 1), c.Seal("s", 1), c.Seal("s", 2), at=500) == [1, 1, 1]
+    assert do(made, c.Seal("s", 1), c.Seal("s", 1), c.Seal("s", 2), at=500) == [1, 1, 1]
     [batch] = made.take_sealed()
     assert (batch.number, batch.items, batch.first_commit, batch.last_commit) == (1, 3, 1, 3)
     assert isinstance(batch, SealedBatch)
-    assert apply(made, c.Seal("nowhere", 1))[0].code is Code.NOT_FOUND
+    assert do(made, c.Seal("nowhere", 1))[0].code is Code.NOT_FOUND
 
 
 def test_older_instance_of_a_consumer_is_fenced_at_the_cursor() -> None:
     """Case 37; moves are idempotent, back needs to be called a replay."""
     made = machine()
-    apply(made, range_of(1, 3), c.Seal("s", 1))
-    old, same, new = apply(made, *(c.Attach("s", "spark", nonce) for nonce in "aab"))
+    do(made, range_of(1, 3), c.Seal("s", 1))
+    old, same, new = do(made, *(c.Attach("s", "spark", nonce) for nonce in "aab"))
     assert old == same
     assert new[0] > old[0]
     moves = ((1, old, False), (1, new, False), (1, new, False), (0, new, False), (0, new, True))
-    fenced, moved, again, back, replayed = apply(
+    fenced, moved, again, back, replayed = do(
         made, *(c.MoveCursor("s", "spark", batch, fence, replay) for batch, (fence, _), replay in moves)
     )
     assert fenced.code is Code.FENCED
@@ -230,16 +231,16 @@ singles = st.tuples(st.just("single"), st.integers(1, 14), st.just(0))
 def test_any_mixture_of_ranges_and_singles_applies_each_operation_once(sent: list[tuple[str, int, int]]) -> None:
     """Case 40 against a dictionary, sequence number to commit, in order of first arrival: sent again, cut otherwise."""
     made = Machine()
-    apply(made, c.DeclareTable("s", "stream", QUOTA), c.OpenSession("a", 10_000, 64))
-    apply(made, c.DeclareFlow(b'{"name":"few","source":"s","max_items":3}'))
+    do(made, c.DeclareTable("s", "stream", QUOTA), c.OpenSession("a", 10_000, 64))
+    do(made, c.DeclareFlow(b'{"name":"few","source":"s","max_items":3}'))
     expected: dict[int, int] = {}
     replayed = 0
     for what, first, more in sent:
         if what == "range":
-            [result] = apply(made, range_of(first, first + more))
+            [result] = do(made, range_of(first, first + more))
             got = {p.first + i: p.commit + i for p in result.parts for i in range(p.last - p.first + 1)}
         else:
-            [result] = apply(made, c.Operate(1, 1, 1, [single(first)]))
+            [result] = do(made, c.Operate(1, 1, 1, [single(first)]))
             got = {first: result.verdicts[0].record.commit}
         for sequence in range(first, first + more + 1):
             replayed += sequence in expected

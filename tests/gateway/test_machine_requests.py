@@ -12,9 +12,11 @@ import pytest
 
 from oncegate.gateway.answers import request_state
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import idempotency_keys as keys_module
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import AppliedPart, Operated, Resolved
-from oncegate.gateway.machine.tables import DictRows
+from oncegate.gateway.machine.rows import DictRows
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME, KeyTable
@@ -70,7 +72,7 @@ class Looked(DictRows):
 def test_rows_of_an_entry_are_read_ahead_together_whoever_writes_them() -> None:
     Looked.ahead = []
     machine = Machine(lambda _: Looked())
-    machine.apply(1, 1, c.encode_entry(1, [c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", HOUR, 9)]))
+    apply(machine, 1, 1, c.encode_entry(1, [c.DeclareTable("t", "resident", 1 << 20), c.OpenSession("n", HOUR, 9)]))
     sent = [put(at, key=f"k{at}") for at in range(1, 6)]
     late = sent[3:]
     commands: list[c.Command] = [
@@ -79,7 +81,7 @@ def test_rows_of_an_entry_are_read_ahead_together_whoever_writes_them() -> None:
         c.Keyed(HOUR, [c.KeyedOp("c", NO_TIME, late[0])]),
         c.Operate(1, 1, SequenceNumber(1), [late[1]]),
     ]
-    machine.apply(2, 1, c.encode_entry(2, commands))
+    apply(machine, 2, 1, c.encode_entry(2, commands))
     assert Looked.ahead == [["k1", "k2", "k3", "k4", "k5"]]
     assert len(machine.tables["t"].rows) == 5
 
@@ -158,7 +160,7 @@ def test_execution_without_a_remembered_key_or_a_key_without_execution_raises(
     if loses:
         monkeypatch.setattr(KeyTable, "add", lambda *_: None)
     else:
-        monkeypatch.setattr(Machine, "execute", lambda _, __, slot, *rest: slot.record(1, 7, 1) and Code.NOT_FOUND)
+        monkeypatch.setattr(keys_module, "execute", lambda _, __, slot, *more: slot.record(1, 7, 1) and Code.NOT_FOUND)
     with pytest.raises(InvariantViolation, match="key 1 "):
         keyed(log, ("a", increment(0)))
 

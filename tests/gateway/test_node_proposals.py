@@ -14,6 +14,7 @@ from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.node import group_commit, proposer
 from oncegate.gateway.node.attempts import Waiting, hand_on
@@ -385,9 +386,9 @@ async def test_node_that_follows_forgets_sessions_that_are_gone(node: Node) -> N
     sessions = node.machine.sessions
     node.leadership.leads = False  # as after a change of leader; nothing is proposed here any more
     for client_id in range(2, 52):
-        node.machine.apply(0, 1, c.encode_entry(0, [c.CloseSession(client_id, 1)]))
+        apply(node.machine, 0, 1, c.encode_entry(0, [c.CloseSession(client_id, 1)]))
     assert (len(sessions), sessions.filed) == (1, 51)
-    node.machine.apply(0, 1, c.encode_entry(5_000, []))
+    apply(node.machine, 0, 1, c.encode_entry(5_000, []))
     async with asyncio.timeout(60):
         while sessions.filed > 1:
             await asyncio.sleep(0.01)

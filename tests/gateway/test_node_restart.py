@@ -15,8 +15,10 @@ import pytest
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.waiting import until
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import durable, state_digest
+from oncegate.gateway.node import node as node_module
 from oncegate.gateway.node import segment_fetch
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
@@ -179,13 +181,12 @@ async def test_node_is_a_durable_state_and_replays_only_what_came_after_a_save(
         assert status == 200
         assert f"oncegate_state_saved_index {float(point.index)}" in text.decode()
     replayed: list[int] = []
-    apply = Machine.apply
 
     def noted(machine: Machine, index: int, term: int, data: bytes) -> list[Any]:
         replayed.append(index)
         return apply(machine, index, term, data)
 
-    monkeypatch.setattr(Machine, "apply", noted)
+    monkeypatch.setattr(node_module, "apply", noted)
     async with serving(files) as (api, _):
         assert (await api.call("GET", "/v1/tables/rows/rows/gone"))[0] == 404
         assert (await api.call("GET", "/v1/tables/rows/rows/c"))[2]["value"] == 3

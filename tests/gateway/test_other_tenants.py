@@ -21,6 +21,7 @@ from oncegate.gateway.http.admission.parsing import ParsingThread
 from oncegate.gateway.http.routes import flows
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import idempotency_keys
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tenant_share import NOBODY, share
 from oncegate.rifl.errors import Code, OncegateError
@@ -97,7 +98,7 @@ async def test_events_and_keys_of_one_tenant_leave_room_for_others_and_the_refus
 def test_log_that_holds_more_keys_of_a_tenant_than_its_share_replays_as_it_was() -> None:
     """The share is kept where commands are ordered: members of an earlier build decide entries as this one does."""
     machine = Machine()
-    machine.apply(1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20)]))
+    apply(machine, 1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20)]))
 
     def check(command: c.Keyed) -> None:
         idempotency_keys.check_room(machine, command, 2_000, lambda: machine.time_ms)
@@ -108,7 +109,7 @@ def test_log_that_holds_more_keys_of_a_tenant_than_its_share_replays_as_it_was()
         if at > 2:
             with pytest.raises(OncegateError, match="QUOTA"):
                 check(command)
-        [done] = machine.apply(at + 1, 1, c.encode_entry(at, [command]))
+        [done] = apply(machine, at + 1, 1, c.encode_entry(at, [command]))
         assert isinstance(done.verdicts[0], Applied)
     assert machine.keys.of_tenant("bob") == Held(8, machine.keys.bytes)
     known, fresh = (c.KeyedOp(f"k{at}", NO_TIME, op) for at in (1, 9))

@@ -10,10 +10,13 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.operations import execute_run
 from oncegate.gateway.machine.results import Operated
+from oncegate.gateway.machine.row_rule import INTEGER_BYTES_MAX
+from oncegate.gateway.machine.rows import each_change
 from oncegate.gateway.machine.state import state_digest
-from oncegate.gateway.machine.tables import INTEGER_BYTES_MAX, each_change
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
 from oncegate.rifl.rule import Rejected
@@ -67,7 +70,7 @@ def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.Monkey
     dice, sent = random.Random(seed), dict[int, c.Op]()
     runs, singles = Machine(), Machine()
     for machine in (runs, singles):
-        machine.apply(1, 1, c.encode_entry(0, START))
+        apply(machine, 1, 1, c.encode_entry(0, START))
     in_runs = 0
     for index in range(2, 14):
         highest = singles.trackers[1].highest
@@ -80,8 +83,8 @@ def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.Monkey
             )
             commands.append(c.Keyed(1_000, [c.KeyedOp(f"key {index}", NO_TIME, lasting)]))
         short = [put_runs.in_columns(command) for command in commands]
-        plain = singles.apply(index, 1, c.encode_entry(index, commands))
-        same = runs.apply(index, 1, c.encode_entry(index, short))
+        plain = apply(singles, index, 1, c.encode_entry(index, commands))
+        same = apply(runs, index, 1, c.encode_entry(index, short))
         assert [*each_change(runs.changes)] == [*each_change(singles.changes)]
         assert state_digest(runs) == state_digest(singles)
         for result, other in zip(plain, same, strict=True):
@@ -126,16 +129,16 @@ def test_quota_is_the_same_to_the_byte_for_runs_single_operations_and_the_look_t
         for at, (key, print_) in enumerate(zip(keys, prints, strict=True))
     ]
     room = Machine()
-    room.apply(1, 1, c.encode_entry(0, [c.DeclareTable("q", "resident", 1 << 20), c.OpenSession("n", 60_000, 24)]))
-    before_last = room.apply(2, 1, c.encode_entry(0, [c.Operate(1, 1, SequenceNumber(1), ops[:-1])]))
+    apply(room, 1, 1, c.encode_entry(0, [c.DeclareTable("q", "resident", 1 << 20), c.OpenSession("n", 60_000, 24)]))
+    before_last = apply(room, 2, 1, c.encode_entry(0, [c.Operate(1, 1, SequenceNumber(1), ops[:-1])]))
     assert isinstance(before_last[0], Operated)
     needed = room.tables["q"].bytes + len(keys[-1]) + (len(value) if kind == 1 else INTEGER_BYTES_MAX)
     found = []
     for form in (put_runs.in_columns, lambda command: command):
         machine = Machine()
         start = [c.DeclareTable("q", "resident", needed + spare), c.OpenSession("n", 60_000, 24)]
-        machine.apply(1, 1, c.encode_entry(0, start))
-        [result] = machine.apply(2, 1, c.encode_entry(0, [form(c.Operate(1, 1, SequenceNumber(1), ops))]))
+        apply(machine, 1, 1, c.encode_entry(0, start))
+        [result] = apply(machine, 2, 1, c.encode_entry(0, [form(c.Operate(1, 1, SequenceNumber(1), ops))]))
         assert isinstance(result, Operated)
         found.append((_said(result), state_digest(machine)))
     assert found[0] == found[1]
@@ -216,9 +219,9 @@ def begun(quota: int = 1 << 20) -> Machine:
         c.DeclareTable("s", "stream", 1 << 20), c.DeclareFlow(b'{"name":"f","source":"tapped"}'),
         c.OpenSession("n", 60_000, 24),
     ]  # fmt: skip
-    machine.apply(1, 1, c.encode_entry(0, start))
+    apply(machine, 1, 1, c.encode_entry(0, start))
     for name in ("plain", "tapped"):
-        machine.tables[name].put("a", b"12345", CommitNumber(1))
+        assert machine.tables[name].put_run(["a"], [b"12345"], CommitNumber(1))
         machine.tables[name].quota_bytes = quota
     machine.commit = CommitNumber(1)
     return machine
@@ -227,8 +230,8 @@ def begun(quota: int = 1 << 20) -> Machine:
 def run(machine: Machine, table: str, keys: list[str], values: list[bytes]) -> int:
     """Execute a run at once; returns how many of its puts that were."""
     puts = c.Puts(SequenceNumber(5), table, bytes(8 * len(keys)), keys, values)
-    commit, done = put_runs.execute(machine, 1, machine.trackers[1], puts, "00-a")
-    assert commit == 2
+    command = c.Operate(1, 1, SequenceNumber(5), [puts], traceparent="00-a")
+    done = execute_run(machine, command, machine.trackers[1], puts)
     assert machine.commit == 1 + done
     assert [machine.trackers[1].find(SequenceNumber(at)) is not None for at in (5, 4 + done, 5 + done)] == [
         done > 0, done > 0, False,

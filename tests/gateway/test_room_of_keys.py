@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.idempotency_keys import KIND_PARTS, check_room, has_room
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import Code, OncegateError
@@ -28,7 +29,7 @@ class Leader:
 
     def apply(self, *commands: Any) -> None:
         self.index += 1
-        self.machine.apply(self.index, 1, c.encode_entry(self.now, list(commands)))
+        apply(self.machine, self.index, 1, c.encode_entry(self.now, list(commands)))
 
     def keyed(self, kind: str, tenant: str, count: int = 1, names: list[str] | None = None) -> c.Keyed:
         if names is None:

@@ -9,11 +9,11 @@ import pytest
 
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import ending
+from oncegate.gateway.machine import ending, row_ends
 from oncegate.gateway.machine.cascades import NO_SESSION
 from oncegate.gateway.machine.results import Ended, Endings
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, Life
-from oncegate.gateway.machine.tables import DictRows, StoredRow
+from oncegate.gateway.machine.rows import DictRows, StoredRow
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import CommitNumber
 from tests.gateway.test_transactions import Log, put
@@ -143,7 +143,7 @@ def test_rows_that_end_are_looked_for_together() -> None:
 
 
 def test_session_ends_whose_rows_an_entry_has_just_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "ENDED_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(row_ends, "ENDED_AT_ONCE_MAX", 2)
     log = Log()
     for key, owner in (("a", 1), ("b", 1), ("c", 2)):
         filed(log, key, Life(0, owner))

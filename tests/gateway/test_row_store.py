@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from oncegate.gateway.machine.rows import DictRows, StoredRow
 from oncegate.gateway.machine.state import rows as rows_module
 from oncegate.gateway.machine.state import store as state_store
 from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
@@ -23,7 +24,6 @@ from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.order import in_order
 from oncegate.gateway.machine.state.rows import DirtyTally, FrozenRows, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore, new_cache
-from oncegate.gateway.machine.tables import DictRows, StoredRow
 from oncegate.rifl.errors import InvariantViolation
 
 CACHE = new_cache(8 << 20)

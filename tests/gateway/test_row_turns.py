@@ -8,6 +8,7 @@ import time
 import pytest
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.node import row_turns as turns_module
@@ -27,7 +28,7 @@ class Node:
 
     def do(self, *commands: c.Command) -> None:
         self.at += 1
-        self.machine.apply(self.at, 1, c.encode_entry(0, list(commands)))
+        apply(self.machine, self.at, 1, c.encode_entry(0, list(commands)))
         self.turns.applied(self.machine.changes)
 
     def put(self, *keys: str) -> None:

@@ -10,9 +10,12 @@ import pytest
 
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import ending, row_ends, tables
+from oncegate.gateway.machine import row_ends, tables
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Ended, Endings
+from oncegate.gateway.machine.row_rule import row_after
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
@@ -37,7 +40,7 @@ class Log:
         """Apply one entry, as a log carries it."""
         self.at_ms = self.at_ms if at is None else at
         self.entries += 1
-        return self.machine.apply(self.entries, 1, c.encode_entry(self.at_ms, list(commands)))
+        return apply(self.machine, self.entries, 1, c.encode_entry(self.at_ms, list(commands)))
 
     def one(self, command: c.Command, at: int | None = None) -> Any:
         return self.do(command, at=at)[0]
@@ -150,24 +153,15 @@ LIVES = [None, *(row_ends.Life(*one) for one in product((0, 700), (0, 1), ("", "
 NEW_LIVES = [None, *(row_ends.Life(*one) for one in product((0, 900), (0, 2), ("", "v/k")) if any(one[:2]))]
 
 
-@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("kind", [c.OpKind.PUT, c.OpKind.INCREMENT, c.OpKind.APPEND])
-def test_put_says_all_of_the_end_and_other_writes_replace_only_what_they_name(kind: c.OpKind, *, indexed: bool) -> None:
+def test_put_says_all_of_the_end_and_other_writes_replace_only_what_they_name(kind: c.OpKind) -> None:
     """Time, session and place to go are each left as they are unless they are said anew: every combination."""
     number, text = SequenceNumber(1), None if kind == c.OpKind.INCREMENT else b"1"
     for was, will in product(LIVES, NEW_LIVES):
-        before = tables.StoredRow(CommitNumber(1), b"[]" if kind == c.OpKind.APPEND else b"1", was)
+        before = StoredRow(CommitNumber(1), b"[]" if kind == c.OpKind.APPEND else b"1", was)
         op = c.Op(number, int(kind), "t", "k", Fingerprint(0), text, by=1)
-        if indexed:
-            table = tables.Table("t", "resident", 1 << 20, ends=row_ends.RowEnds())
-            table.change("k", None, before, CommitNumber(1))
-            table.execute(op, CommitNumber(2), will)
-            after = table.rows.get("k")
-        else:
-            made = tables.row_after(op, before, CommitNumber(2), will)
-            assert isinstance(made, tables.StoredRow)
-            after = made
-        assert after is not None
+        after = row_after(op, before, CommitNumber(2), will)
+        assert isinstance(after, StoredRow)
         if kind == c.OpKind.PUT:
             assert after.life == will
             continue
@@ -217,7 +211,7 @@ def test_row_that_another_session_has_written_does_not_end_with_the_first(log: L
 
 
 def test_an_entry_ends_so_many_rows_and_other_sessions_wait(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "ENDED_AT_ONCE_MAX", 3)
+    monkeypatch.setattr(row_ends, "ENDED_AT_ONCE_MAX", 3)
     for client, count in ((1, 2), (2, 2)):
         for key in range(count):
             log.write(f"k{client}{key}", client=client, bound=True)

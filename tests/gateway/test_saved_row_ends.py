@@ -12,10 +12,11 @@ import pytest
 
 from oncegate.gateway.backup.fence import CLOCK_MARGIN_MS, fence
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.row_ends import Life
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state import MachineState, layout, state_digest
 from oncegate.gateway.machine.state.errors import StateCorrupt
-from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.ids import CommitNumber, SequenceNumber
 from tests.gateway.state_harness import Fed, ship
 
@@ -59,7 +60,7 @@ def test_ends_are_found_again_after_saves_restarts_and_snapshots(tmp_path: Path)
         assert machine.tables["t"].rows.get("moved").life == Life(9_000, 0)  # type: ignore[union-attr]
     for fated in (fed, other):
         command = c.encode_entry(3_000, [c.EndRows({"t": ["ends"]}), c.CloseSession(1, 1)])
-        ended, closed = fated.machine.apply(100, 1, command)
+        ended, closed = apply(fated.machine, 100, 1, command)
         assert ([one.key for one in ended.rows], [one.key for one in closed.rows]) == (["ends"], ["bound"])
     assert state_digest(fed.machine) == state_digest(other.machine)
     fed.close()

@@ -17,6 +17,7 @@ from oncegate.flows.retired import Used
 from oncegate.flows.segment_store import HEADER_BYTES, SegmentStore
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node import segment_fetch
 from oncegate.gateway.node.segment_fetch import FETCH, PieceRequest, SegmentFetcher, serve_piece
@@ -40,7 +41,7 @@ class Side:
             ops = [c.Op(number * 10 + n, int(c.OpKind.PUT), "s", f"k{n}", n, b'"%d"' % number) for n in range(8)]
             entries.append([c.Operate(1, 1, number * 10, ops), c.Seal("s", number)])
         for index, commands in enumerate(entries, 1):
-            self.machine.apply(index, 1, c.encode_entry(index, commands))
+            apply(self.machine, index, 1, c.encode_entry(index, commands))
         sealed = self.machine.take_sealed()
         for batch in sealed if publish else []:
             self.publisher.submit(batch)

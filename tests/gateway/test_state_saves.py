@@ -21,6 +21,7 @@ from oncegate.flows.chunks import RangeChunk
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import Life
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state import MachineState, durable, session_images, state_digest, store
 from oncegate.gateway.machine.state import keys as keys_module
 from oncegate.gateway.machine.state import rows as rows_module
@@ -29,7 +30,6 @@ from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS
 from oncegate.gateway.machine.state.layout import META_KEY, encode_row, encode_rows
 from oncegate.gateway.machine.state.store import CellWriter, RocksStore
-from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import CommitNumber
 from tests.gateway.logs import RandomLog

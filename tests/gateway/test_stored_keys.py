@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, state_digest
 from oncegate.gateway.machine.state import keys as keys_module
@@ -265,7 +266,7 @@ class Log:
     def do(self, *commands: Any) -> list[Any]:
         self.index += 1
         entry = c.encode_entry(self.now, list(commands))
-        told = [machine.apply(self.index, 1, entry) for machine in self.machines]
+        told = [apply(machine, self.index, 1, entry) for machine in self.machines]
         return told[0]
 
     def put(self, *keys: str, lifetime_ms: int = 10_000, tenant: str = "") -> list[Any]:

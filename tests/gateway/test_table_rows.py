@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, Op, OpKind, with_options
 from oncegate.gateway.machine.commands import Test as Condition
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, ENDING_ROWS_MAX, ENDING_ROWS_TABLE_MAX, Life, RowEnds
-from oncegate.gateway.machine.tables import (
-    INTEGER_BYTES_MAX,
-    ChangeRun,
-    DictRows,
-    Remembered,
-    StoredRow,
-    Table,
-    each_change,
-    holds,
-    refused,
-    row_after,
-)
+from oncegate.gateway.machine.row_rule import INTEGER_BYTES_MAX, Remembered, holds, refused, row_after
+from oncegate.gateway.machine.rows import ChangeRun, DictRows, StoredRow, each_change
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import Code, InvariantViolation
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -111,7 +102,7 @@ def test_rows_are_sorted_once() -> None:
 @pytest.mark.parametrize("commit", [6, 7])
 def test_run_of_puts_that_a_row_is_not_below_is_refused(commit: int) -> None:
     made = Table("t", "resident", 1 << 20)
-    made.put("k", b"1", CommitNumber(7))
+    do(made, op(OpKind.PUT, "k", b"1"), 7)
     with pytest.raises(InvariantViolation, match=f"commit {commit} finds a row that 7 has written"):
         made.put_run(["k"], [b"2"], CommitNumber(commit))
     assert made.rows.get("k") == stored(7)
@@ -122,10 +113,14 @@ def test_columns_of_unequal_length_are_refused() -> None:
         DictRows().put_run(["a", "b"], [stored(1)])
     with pytest.raises(ValueError, match="shorter"):
         ChangeRun(CommitNumber(1), "t", ["a"], [None], [], 0).each()
-    indexed = Table("t", "resident", 1 << 20)
-    indexed.indexed = True
-    with pytest.raises(ValueError, match="longer"):
-        indexed.put_run(["a"], [b"1", b"2"], CommitNumber(1))
+
+
+def do(table: Table, one: Op, commit: int, life: Life | None = None) -> None:
+    """Write what an operation makes of its row."""
+    row = table.rows.get(one.key)
+    after = row_after(one, row, CommitNumber(commit), life)
+    assert not isinstance(after, Remembered)
+    table.change(one.key, row, after, CommitNumber(commit))
 
 
 class ToldRows(DictRows):
@@ -153,20 +148,20 @@ class ToldRows(DictRows):
 def test_store_is_told_what_was_there_before_each_write(
     steps: list[tuple[OpKind | None, str, Life | None]],
 ) -> None:
-    """A store on disk does not look it up again. ``None`` stands for a put in one call."""
+    """A store on disk does not look it up again. ``None`` stands for a run."""
     table = Table("t", "resident", 1 << 20, ToldRows())
     for commit, (kind, key, life) in enumerate(steps, 1):
         if kind is None:
-            assert table.put(key, b"1", CommitNumber(commit))
+            assert table.put_run([key], [b"1"], CommitNumber(commit)) is not table.indexed
         else:
-            table.execute(op(kind, key), CommitNumber(commit), life if kind is not OpKind.DELETE else None)
+            do(table, op(kind, key), commit, life if kind is not OpKind.DELETE else None)
 
 
 @given(names=st.sets(st.text("ab\U0010ffff", max_size=3), max_size=12), prefix=st.text("ab\U0010ffff", max_size=2))
 def test_first_rows_under_a_prefix_are_those_that_begin_with_it(names: set[str], prefix: str) -> None:
     table = Table("t", "resident", 1 << 20)
     for commit, key in enumerate(sorted(names), 1):
-        table.put(key, b"1", CommitNumber(commit))
+        do(table, op(OpKind.PUT, key, b"1"), commit)
     for _ in range(2):  # once read from the rows, once from what is remembered of them
         assert [key for key, _ in table.first_rows(prefix)] == sorted(key for key in names if key.startswith(prefix))
 
@@ -175,31 +170,26 @@ def test_first_rows_under_a_prefix_are_those_that_begin_with_it(names: set[str],
 def test_run_of_puts_does_what_its_puts_do(runs: list[list[tuple[str, bytes]]], indexed: bool) -> None:
     one, other, commit = Table("t", "resident", 1 << 20), Table("t", "resident", 1 << 20), 1
     for table in (one, other):
-        table.execute(op(OpKind.PUT, "a"), CommitNumber(1), Life(5, 0) if indexed else None)
+        do(table, op(OpKind.PUT, "a"), 1, Life(5, 0) if indexed else None)
     for run in runs:
         first = CommitNumber(commit + 1)
         one.changes.clear()
-        one.put_run([key for key, _ in run], [value for _, value in run], first)
+        done = one.put_run([key for key, _ in run], [value for _, value in run], first)
+        assert done is not indexed
+        if not done:
+            assert (one.changes, len(one.rows)) == ([], 1)
+            return
         other.changes.clear()
         for commit, (key, value) in enumerate(run, first):
-            assert other.put(key, value, CommitNumber(commit))
+            do(other, op(OpKind.PUT, key, value), commit)
         assert [*each_change(one.changes)] == other.changes
         assert [*one.rows.items()] == [*other.rows.items()]
         assert (one.bytes, one.ending, one.indexed) == (other.bytes, other.ending, other.indexed)
         assert one.bytes == sum(len(key) + len(row.value) + 120 for key, row in one.rows.items())
-        if not indexed:
-            [column] = one.changes
-            size = sum(len(c[3]) + len(c[5].value) + (len(c[4].value) if c[4] else 0) for c in other.changes)  # type: ignore[misc, union-attr]
-            assert isinstance(column, ChangeRun)
-            assert (column.first, column.table, column.size) == (first, "t", size)
-
-
-def test_run_of_puts_over_the_quota_of_a_table_with_rows_that_end_is_a_fault() -> None:
-    table = Table("t", "resident", 1 << 20)
-    table.execute(op(OpKind.PUT, "a"), CommitNumber(1), Life(5, 0))
-    table.quota_bytes = table.bytes
-    with pytest.raises(InvariantViolation):
-        table.put_run(["b"], [b"1"], CommitNumber(2))
+        [column] = one.changes
+        size = sum(len(c[3]) + len(c[5].value) + (len(c[4].value) if c[4] else 0) for c in other.changes)  # type: ignore[misc, union-attr]
+        assert isinstance(column, ChangeRun)
+        assert (column.first, column.table, column.size) == (first, "t", size)
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
@@ -208,12 +198,10 @@ def test_run_of_puts_over_the_quota_of_a_table_with_rows_that_end_is_a_fault() -
 )
 def test_row_fits_to_the_byte(kind: OpKind, size: int, spare: int) -> None:
     table = Table("t", "resident", 1 << 20)
-    table.put("a", b"1", CommitNumber(1))
+    do(table, op(OpKind.PUT, "a", b"1"), 1)
     table.quota_bytes = table.bytes + size + spare
     code = None if spare == 0 else Code.QUOTA
     assert table.check(op(kind, "k", None if kind is OpKind.INCREMENT else b"1")) is code
-    if kind is OpKind.PUT:
-        assert table.put("k", b"1", CommitNumber(2)) is (spare == 0)
 
 
 def rows_that_end(filed: int, of_table: int, bound: int) -> Table:
@@ -307,21 +295,22 @@ def test_table_looks_rows_up_in_its_index_only_while_some_end_or_some_were_taken
     """Each write of another one pays for one look at a truth value."""
     table = Table("t", "resident", 1 << 20)
     assert table.indexed is False
-    table.execute(op(OpKind.PUT, "a"), CommitNumber(1), Life(5, 0))
-    table.execute(op(OpKind.PUT, "b"), CommitNumber(2), Life(5, 0))
+    do(table, op(OpKind.PUT, "a"), 1, Life(5, 0))
+    do(table, op(OpKind.PUT, "b"), 2, Life(5, 0))
     assert (table.indexed, table.ending, len(table.ends)) == (True, 2, 2)
-    table.execute(op(OpKind.PUT, "a"), CommitNumber(3))
+    do(table, op(OpKind.PUT, "a"), 3)
     assert (table.indexed, table.ending, table.ends.places()) == (True, 1, {("t", "b")})
-    table.execute(op(OpKind.DELETE, "b"), CommitNumber(4))
+    do(table, op(OpKind.DELETE, "b"), 4)
     assert (table.indexed, table.ending, len(table.ends)) == (False, 0, 0)
     assert [key for key, _ in table.first_rows("a")] == ["a"]
     assert table.indexed is True
-    table.execute(op(OpKind.PUT, "b"), CommitNumber(5), Life(5, 0))
-    table.execute(op(OpKind.DELETE, "b"), CommitNumber(6))
+    do(table, op(OpKind.PUT, "b"), 5, Life(5, 0))
+    do(table, op(OpKind.DELETE, "b"), 6)
     assert table.indexed is True, "some were taken"
-    table.put("ab", b"1", CommitNumber(7))
-    table.execute(op(OpKind.PUT, "ac"), CommitNumber(8))
-    table.put_run(["aa"], [b"1"], CommitNumber(9))
+    do(table, op(OpKind.PUT, "ab", b"1"), 7)
+    do(table, op(OpKind.PUT, "ac"), 8)
+    assert not table.put_run(["aa"], [b"1"], CommitNumber(9))
+    do(table, op(OpKind.PUT, "aa"), 9)
     assert [key for key, _ in table.first_rows("a")] == ["a", "aa", "ab", "ac"]
 
 
@@ -360,8 +349,8 @@ def test_refusal_shows_a_row_of_up_to_2_kib(size: int) -> None:
 def test_null_is_written_as_its_text(indexed: bool) -> None:
     table = Table("t", "resident", 1 << 20)
     table.indexed = indexed
-    assert table.execute(op(OpKind.PUT, "a", None), CommitNumber(1)) is None
-    assert table.execute(op(OpKind.APPEND, "b", None), CommitNumber(2)) is None
+    do(table, op(OpKind.PUT, "a", None), 1)
+    do(table, op(OpKind.APPEND, "b", None), 2)
     assert [row.value for _, row in table.rows.items()] == [b"null", b"[null]"]
     for life in (None, Life(1, 0)):
         assert row_after(op(OpKind.PUT, "a", None), None, CommitNumber(3), life) == stored(3, b"null", life)
@@ -375,7 +364,7 @@ was = st.none() | st.builds(Life, st.integers(0, 2), st.integers(0, 2), st.sampl
     before=st.none() | st.builds(lambda life: stored(1, b"1", life), was),
     life=was,
 )
-def test_row_behind_a_write_is_the_same_in_a_transaction_and_alone(
+def test_row_behind_a_write_is_what_its_kind_and_its_life_say_and_is_counted(
     kind: OpKind, before: StoredRow | None, life: Life | None
 ) -> None:
     """A put says anew how its row ends; an increment or append changes of it what it says itself."""
@@ -395,8 +384,7 @@ def test_row_behind_a_write_is_the_same_in_a_transaction_and_alone(
     after = None if kind is OpKind.DELETE else stored(9, value, expected)
     one = op(kind, "k", b"5")
     assert row_after(one, before, CommitNumber(9), life) == after
-    told = table.execute(one, CommitNumber(9), life)
-    assert told == (Remembered(None, 9, value) if kind is OpKind.INCREMENT else None)
+    do(table, one, 9, life)
     assert table.rows.get("k") == after
     assert table.bytes == (0 if after is None else 1 + len(value) + 120)
     assert table.ending == len(table.ends) == (after is not None and expected is not None)

@@ -7,27 +7,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncegate.gateway.machine import operations
 from oncegate.gateway.machine.commands import LIST_BYTES_MAX, RESULT_BYTES_MAX, Op, OpKind
 from oncegate.gateway.machine.commands import Test as Condition
-from oncegate.gateway.machine.row_ends import Life
-from oncegate.gateway.machine.tables import (
-    INT64_MAX,
-    INT64_MIN,
-    ROW_OVERHEAD_BYTES,
-    DictRows,
-    Remembered,
-    StoredRow,
-    Table,
-    prefix_end,
-)
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.row_rule import INT64_MAX, INT64_MIN, Remembered
+from oncegate.gateway.machine.rows import DictRows, StoredRow, prefix_end
+from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Table
+from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, InvariantViolation
+from oncegate.rifl.ids import CommitNumber
+from oncegate.rifl.result_tracker import ResultTracker
 
 
 def table(kind: str = "resident", **rows: bytes) -> Table:
     made = Table("t", kind, 1 << 20)  # type: ignore[arg-type]
     for commit, (key, value) in enumerate(rows.items(), 1):
-        made.execute(put(key, value), commit)
+        execute(made, put(key, value), commit)
     return made
+
+
+def execute(made: Table, op: Op, commit: int) -> Remembered | None:
+    """Execute an operation of a new session under this commit number, and return what is remembered of it."""
+    machine = Machine()
+    machine.tables["t"], machine.commit = made, CommitNumber(commit - 1)
+    record = operations.execute(machine, 1, ResultTracker(window=8), op, "")
+    assert isinstance(record, CompletionRecord)
+    assert (machine.commit, record.commit) == (commit, commit)
+    return record.result
 
 
 Operand = int | bytes | None
@@ -75,18 +82,18 @@ def test_condition_decides_and_a_refusal_shows_the_row(
     for change in (put("k", b"9", test, operand), delete("k", test, operand)):
         on = table(k=b"1")
         refused = Remembered("CONDITION_FAILED", 1, b"1")
-        assert on.execute(change, 7) == (None if on_row else refused)
+        assert execute(on, change, 7) == (None if on_row else refused)
         assert on_row or on.rows.get("k") == StoredRow(1, b"1")
         off = table()
-        assert off.execute(change, 7) == (None if on_nothing else Remembered("CONDITION_FAILED", 0, None))
+        assert execute(off, change, 7) == (None if on_nothing else Remembered("CONDITION_FAILED", 0, None))
         assert (off.rows.get("k") is not None) == (on_nothing and change.kind == OpKind.PUT)
 
 
 def test_version_is_the_commit_of_the_last_write() -> None:
     made = table(k=b"1")
-    made.execute(put("k", b"2"), 40)
+    execute(made, put("k", b"2"), 40)
     assert made.rows.get("k") == StoredRow(40, b"2")
-    made.execute(increment("k", 1), 41)
+    execute(made, increment("k", 1), 41)
     assert made.rows.get("k") == StoredRow(41, b"3")
 
 
@@ -114,7 +121,7 @@ def test_version_is_the_commit_of_the_last_write() -> None:
 def test_increment_adds_or_refuses_and_never_wraps(before: bytes | None, by: int, result: bytes | str) -> None:
     made = table(**({} if before is None else {"k": before}))
     rows = list(made.rows.items())
-    got = made.execute(increment("k", by), 7)
+    got = execute(made, increment("k", by), 7)
     if isinstance(result, bytes):
         assert got == Remembered(None, 7, result)
         assert made.rows.get("k") == StoredRow(7, result)
@@ -129,10 +136,10 @@ def test_increment_adds_or_refuses_and_never_wraps(before: bytes | None, by: int
 def test_commit_that_does_not_follow_the_rows_version_raises_and_changes_nothing(op: Op, commit: int) -> None:
     """Two values under one version would let If-Match write over what its caller has never seen."""
     made = table()
-    made.execute(put("k", b"1"), 5)
+    execute(made, put("k", b"1"), 5)
     before = made.bytes
     with pytest.raises(InvariantViolation, match=f"commit {commit} "):
-        made.execute(op, commit)
+        execute(made, op, commit)
     assert (made.rows.get("k"), made.bytes) == (StoredRow(5, b"1"), before)
 
 
@@ -140,7 +147,7 @@ def test_row_with_bytes_that_nobody_counted_raises_and_is_not_deleted() -> None:
     made = table(k=b"1")
     made.bytes -= 1
     with pytest.raises(InvariantViolation):
-        made.execute(delete("k"), 2)
+        execute(made, delete("k"), 2)
     assert made.rows.get("k") == StoredRow(1, b"1")
 
 
@@ -156,7 +163,7 @@ def test_saved_bytes_that_no_such_rows_occupy_are_not_taken(rows: dict[str, byte
 
 
 def test_delete_of_nothing_is_applied() -> None:
-    assert table().execute(delete("k"), 1) is None
+    assert execute(table(), delete("k"), 1) is None
 
 
 def test_check_refuses_before_execution_and_lets_deletes_through_a_full_table() -> None:
@@ -197,13 +204,13 @@ def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str,
     made, model = table(), dict[str, int]()
     for commit, (what, key, number) in enumerate(steps, 1):
         if what == "put":
-            made.execute(put(key, b"%d" % number), commit)
+            execute(made, put(key, b"%d" % number), commit)
             model[key] = number
         elif what == "delete":
-            made.execute(delete(key), commit)
+            execute(made, delete(key), commit)
             model.pop(key, None)
         elif what == "increment":
-            made.execute(increment(key, number), commit)
+            execute(made, increment(key, number), commit)
             model[key] = model.get(key, 0) + number
         else:
             found: list[str] = []
@@ -214,33 +221,6 @@ def test_table_agrees_with_a_dictionary_in_key_order(steps: list[tuple[str, str,
         assert {k: int(row.value) for k, row in made.rows.items()} == model
         assert len(made.rows) == len(model)
         assert made.bytes == size_of(made)
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 999), st.booleans()), max_size=12), st.integers(0, 700)
-)
-def test_a_put_in_one_call_does_what_check_and_execute_do(steps: list[tuple[str, int, bool]], quota: int) -> None:
-    fast, slow = table(), table()
-    for made in (fast, slow):
-        made.quota_bytes = quota
-        made.execute(put("a", b"1"), 1, Life(5, 0))  # such a row ends by itself until it is written without an end
-    for commit, (key, number, long) in enumerate(steps, 2):
-        value = b"%d" % number * (9 if long else 1)
-        code = slow.check(put(key, value))
-        if code is None:
-            slow.execute(put(key, value), commit)
-        assert fast.put(key, value, commit) is (code is None)
-        assert fast.changes == slow.changes
-        assert (fast.bytes, fast.ending, list(fast.rows.items())) == (slow.bytes, slow.ending, list(slow.rows.items()))
-
-
-@pytest.mark.parametrize("commit", [4, 5])
-def test_a_put_in_one_call_raises_for_a_commit_that_does_not_follow_the_rows(commit: int) -> None:
-    made = table()
-    made.execute(put("k", b"1"), 5)
-    with pytest.raises(InvariantViolation):
-        made.put("k", b"2", commit)
-    assert made.rows.get("k") == StoredRow(5, b"1")
 
 
 def test_page_starts_after_a_key_that_is_gone() -> None:
@@ -270,7 +250,7 @@ def test_appends_make_the_canonical_list_of_their_items(items: list[object], sto
     encode = msgspec.json.Encoder(order="deterministic").encode
     made = table() if stored == 0 else table(k=encode(items[:stored]))
     for commit, item in enumerate(items[stored:], 10):
-        assert made.execute(append("k", encode(item)), commit) is None
+        assert execute(made, append("k", encode(item)), commit) is None
     row = made.rows.get("k")
     assert (encode([]) if row is None else row.value) == encode(items)
     assert made.bytes == size_of(made)
@@ -282,12 +262,12 @@ def test_append_is_refused_where_there_is_no_list_or_no_room_and_changes_nothing
     for key in "nos":
         row = made.rows.get(key)
         assert row is not None
-        assert made.execute(append(key, b"1"), 9) == Remembered("NOT_A_LIST", row.version, row.value)
-    assert made.execute(append("full", b"12"), 9) == Remembered("LIST_FULL", 4, None)
-    assert made.execute(append("full", b"1"), 9) is None
-    assert made.execute(append("new", b"1" * LIST_BYTES_MAX), 9) == Remembered("LIST_FULL", 0, None)
-    assert made.execute(append("empty", b"1", Condition.VALUE, b"[1]"), 9) == Remembered("CONDITION_FAILED", 5, b"[]")
-    assert made.execute(append("empty", b"1", Condition.VERSION, 5), 10) is None
+        assert execute(made, append(key, b"1"), 9) == Remembered("NOT_A_LIST", row.version, row.value)
+    assert execute(made, append("full", b"12"), 9) == Remembered("LIST_FULL", 4, None)
+    assert execute(made, append("full", b"1"), 9) is None
+    assert execute(made, append("new", b"1" * LIST_BYTES_MAX), 9) == Remembered("LIST_FULL", 0, None)
+    assert execute(made, append("empty", b"1", Condition.VALUE, b"[1]"), 9) == Remembered("CONDITION_FAILED", 5, b"[]")
+    assert execute(made, append("empty", b"1", Condition.VERSION, 5), 10) is None
     assert made.rows.get("empty") == StoredRow(10, b"[1]")
     assert made.bytes == size_of(made)
 
@@ -296,8 +276,8 @@ def test_get_shows_the_row_and_a_result_over_the_limit_is_refused_before_executi
     """Case 32."""
     made = table(k=b"1", fits=b"1" * RESULT_BYTES_MAX, large=b"1" * (RESULT_BYTES_MAX + 1))
     assert made.check(get("k")) is None
-    assert made.execute(get("k"), 9) == Remembered(None, 1, b"1")
-    assert made.execute(get("absent"), 9) == Remembered(None, 0, None)
+    assert execute(made, get("k"), 9) == Remembered(None, 1, b"1")
+    assert execute(made, get("absent"), 9) == Remembered(None, 0, None)
     assert made.check(get("fits")) is None
     assert made.check(get("large")) is Code.PAYLOAD_TOO_LARGE
     full = Table("t", "resident", 0)

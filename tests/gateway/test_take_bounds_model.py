@@ -15,7 +15,8 @@ import pytest
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import tables
-from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES, Remembered
+from oncegate.gateway.machine.row_rule import Remembered
+from oncegate.gateway.machine.tables import ROW_OVERHEAD_BYTES
 from oncegate.gateway.machine.transactions import Took, Transacted
 from oncegate.rifl.errors import Code
 from oncegate.rifl.rule import Applied

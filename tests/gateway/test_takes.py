@@ -19,7 +19,8 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import ending, fronts
 from oncegate.gateway.machine.put_runs import in_columns
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, Life
-from oncegate.gateway.machine.tables import Table, counted
+from oncegate.gateway.machine.row_rule import counted
+from oncegate.gateway.machine.tables import Table
 from oncegate.gateway.machine.transactions import Taken, Took
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.rifl.errors import Code, OncegateError

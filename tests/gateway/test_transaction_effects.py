@@ -15,7 +15,8 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import tables, transactions
 from oncegate.gateway.machine.commands import RESULT_BYTES_MAX
 from oncegate.gateway.machine.row_ends import Life
-from oncegate.gateway.machine.tables import Remembered, StoredRow
+from oncegate.gateway.machine.row_rule import Remembered
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.transactions import TableRefusal, Taken, Took, Transacted
 from oncegate.rifl.errors import Code, InvariantViolation
 from oncegate.rifl.ids import CommitNumber, SequenceNumber

@@ -18,6 +18,7 @@ from oncegate.gateway.explain.memory import DUPLICATE, EXECUTED, VerdictLog
 from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.transactions import Transacted
@@ -71,7 +72,7 @@ class Log:
         self.at += 1
         self.entries.append(c.encode_entry(self.now_ms, list(commands)))
         before = self.machine.commit
-        results = self.machine.apply(self.at, 1, self.entries[-1])
+        results = apply(self.machine, self.at, 1, self.entries[-1])
         self.verdicts.applied(self.at, before, results)
         return results
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.answers import answer
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Cascaded
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
@@ -67,7 +68,7 @@ class Told:
 
     def do(self, *commands: c.Command) -> list[Any]:
         self.index += 1
-        done = self.machine.apply(self.index, 1, c.encode_entry(ClusterTimeMs(self.now), list(commands)))
+        done = apply(self.machine, self.index, 1, c.encode_entry(ClusterTimeMs(self.now), list(commands)))
         for node in (self.whole, self.small, self.late):
             if node is not None:
                 node.applied(self.machine.changes, self.machine.commit, self.machine.joined)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.gateway.machine.tables import RowChange, StoredRow
+from oncegate.gateway.machine.rows import RowChange, StoredRow
 from oncegate.gateway.node.change_events import KEPT_BYTES, ChangeEvents, encoded
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded
 from oncegate.gateway.node.settings import Settings

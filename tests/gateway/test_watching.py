@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from oncegate.gateway import wire
 from oncegate.gateway.answer_values import encoding_of
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tables import RowChange, StoredRow
+from oncegate.gateway.machine.rows import RowChange, StoredRow
 from oncegate.gateway.node import change_events, turns, watching
 from oncegate.gateway.node.change_events import ChangeEvents
 from oncegate.gateway.node.change_history import ChangeHistory, HistoryExceeded

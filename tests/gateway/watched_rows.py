@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import RowChange
+from oncegate.gateway.machine.rows import RowChange
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.watching import WatchersMax, Watching
 
@@ -36,7 +37,7 @@ class Rows:
     def apply(self, *commands: c.Command) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(put_runs, "RUN_MIN", 2)
-            self.machine.apply(1, 1, c.encode_entry(0, [put_runs.in_columns(command) for command in commands]))
+            apply(self.machine, 1, 1, c.encode_entry(0, [put_runs.in_columns(command) for command in commands]))
         self.watching.applied(self.machine.changes, self.machine.commit, self.machine.joined)
 
     def write(self, *ops: tuple[str, str, int | None], together: bool = False) -> None:

@@ -20,7 +20,8 @@ from oncegate.gateway.live_check.recorder import RowSample
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tables import StoredRow, Table
+from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.tables import Table
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.settings import Settings
@@ -247,16 +248,13 @@ async def test_planted_second_execution_through_another_node_is_caught_by_asking
 async def test_planted_second_execution_whose_answer_comes_from_the_record_is_caught_where_nobody_else_writes(
     one: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = Table.execute
+    change = Table.change
 
-    def twice(table: Table, op: Any, commit: Any, life: Any = None) -> Any:
-        done = execute(table, op, commit, life)
-        row = table.rows.get(op.key)
-        assert row is not None
-        table.rows.put(op.key, StoredRow(commit, b"%d" % (int(row.value) + 1)), row)
-        return done
+    def twice(table: Table, key: str, before: Any, after: Any, commit: Any, cause: str = "") -> None:
+        change(table, key, before, after, commit, cause)
+        table.rows.put(key, StoredRow(commit, b"%d" % (int(after.value) + 1)), after)
 
-    monkeypatch.setattr(Table, "execute", twice)
+    monkeypatch.setattr(Table, "change", twice)
     api = one.apis[0]
     client_id = await api.session()
     for sequence in (1, 2):
@@ -271,7 +269,7 @@ async def test_planted_forgotten_write_is_caught(one: Cluster, monkeypatch: pyte
     client_id = await api.session()
     if known:
         await api.operate(client_id, put(1, "a", 1))
-    monkeypatch.setattr(Table, "put", lambda *_: True)
+    monkeypatch.setattr(Table, "change", lambda *_: None)
     await api.operate(client_id, put(2, "a", 2))
     await api.call("GET", "/v1/tables/rows/rows/a")
     found = await one.checked()
@@ -285,7 +283,7 @@ async def test_planted_forgotten_write_is_caught_through_another_node(
     client_id = await three.apis[0].session()
     await three.apis[0].operate(client_id, put(1, "a", 1))
     assert (await three.apis[1].call("GET", "/v1/tables/rows/rows/a"))[0] == 200
-    monkeypatch.setattr(Table, "put", lambda *_: True)
+    monkeypatch.setattr(Table, "change", lambda *_: None)
     await three.apis[0].operate(client_id, put(2, "a", 2))
     assert (await three.apis[1].call("GET", "/v1/tables/rows/rows/a"))[0] == 200
     found = await three.checked(1)

@@ -14,6 +14,7 @@ from oncegate.gateway.http import request_bodies
 from oncegate.gateway.live_check.order import Requests, RowOrder, before_asked, in_order
 from oncegate.gateway.live_check.recorder import RowSample, Seen, of_read, of_result
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 
 KEYS = ("a", "b", "c")
@@ -24,7 +25,7 @@ def true_history(seed: int, length: int = 120) -> list[Seen]:
     rng = random.Random(seed)
     machine = Machine()
     session = c.OpenSession("n", 60_000, 512)
-    machine.apply(1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20), session]))
+    apply(machine, 1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20), session]))
     seen: list[Seen] = []
     floor = 0
     for number in range(1, length):
@@ -45,7 +46,7 @@ def true_history(seed: int, length: int = 120) -> list[Seen]:
             value = None if row is None else msgspec.json.decode(row.value)
             op.if_ = rng.choice(({"absent": True}, {"version": version}, {"version": 3}, {"value": value}))
         command = request_bodies.operations(wire.OperationsRequest("0000000000000001", 1, 1, [op]))
-        (result,) = machine.apply(number + 1, 1, c.encode_entry(0, [command]))
+        (result,) = apply(machine, number + 1, 1, c.encode_entry(0, [command]))
         (told,) = answer(command, result, machine).body.results
         one = of_result(command.ops[0], 1, floor, told)
         assert one is not None

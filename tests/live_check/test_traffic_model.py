@@ -16,6 +16,7 @@ from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.live_check.checker import LiveChecker
 from oncegate.gateway.live_check.recorder import RowSample
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.ids import ClusterTimeMs, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
@@ -51,7 +52,7 @@ class Traffic:
 
     def apply(self, commands: list[c.Command]) -> list[object]:
         self.index += 1
-        return self.machine.apply(self.index, 1, c.encode_entry(1_000 * self.index, commands))
+        return apply(self.machine, self.index, 1, c.encode_entry(1_000 * self.index, commands))
 
     def end_rows(self) -> None:
         """Propose what is due, as a leader does."""

@@ -23,6 +23,7 @@ from oncegate.gateway.live_check.recorder import (
     of_result,
 )
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
 from tests.live_check.test_order import true_history
@@ -48,7 +49,7 @@ class Traffic:
     def __init__(self, seed: int) -> None:
         self.dice, self.recorder, self.machine = random.Random(seed), WindowRecorder(RowSample(1.0, 7)), Machine()
         session = c.OpenSession("n", 60_000, 512)
-        self.machine.apply(1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20), session]))
+        apply(self.machine, 1, 1, c.encode_entry(0, [c.DeclareTable("t", "resident", 1 << 20), session]))
         self.number, self.told, self.read_told = 0, 0, 0
         self.open: list[tuple[asyncio.Future[Answer], Answer, int]] = []
         self.floors: dict[str, int] = {}
@@ -68,7 +69,7 @@ class Traffic:
         command = request_bodies.operations(wire.OperationsRequest(f"{1:016x}", 1, 1, ops))
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.recorder.watch(command, future)
-        (result,) = self.machine.apply(self.number + 1, 1, c.encode_entry(0, [command]))
+        (result,) = apply(self.machine, self.number + 1, 1, c.encode_entry(0, [command]))
         self.open.append((future, answer(command, result, self.machine), self.machine.commit))
 
     async def tell(self) -> None:

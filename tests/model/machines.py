@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state import layout
-from oncegate.gateway.machine.tables import StoredRow
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
@@ -87,7 +88,7 @@ class Machines:
         tables = [c.DeclareTable(name, "resident", 1 << 20) for name in ("t", "u")]
         start = c.encode_entry(0, [*tables])
         machine = make()
-        machine.apply(1, 1, start)
+        apply(machine, 1, 1, start)
         self.start = self._number(machine, (start,))
 
     def step(self, number: int, stamp_ms: int, message: Message) -> tuple[int, Effect]:
@@ -101,7 +102,7 @@ class Machines:
             _restart(machine)
         else:
             data = c.encode_entry(stamp_ms, [self._command(message)])
-            (result,) = machine.apply(0, 1, data)
+            (result,) = apply(machine, 0, 1, data)
             effect = _effect(result)
         found = self._numbers.get(self._key(machine))
         after = self._number(machine, (*log, data)) if found is None else found
@@ -112,7 +113,7 @@ class Machines:
         machine = self._make()
         for data in self._logs[number]:
             if data:
-                machine.apply(0, 1, data)
+                apply(machine, 0, 1, data)
             else:
                 _restart(machine)
         return machine

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import machine as machine_module
-from oncegate.gateway.machine import put_runs, transactions
+from oncegate.gateway.machine import operations, put_runs, session_handlers, transactions
+from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import layout
 from oncegate.proof.mutants.forgotten import DropsTooEarly, executes, forgotten
 from oncegate.proof.mutants.runs_of_puts import drops_cut_runs, forgets_runs, middle_as_last
 from oncegate.rifl import result_tracker, rule
 from oncegate.rifl.completion import CompletionRecord
-from oncegate.rifl.ids import ClientId, Epoch
+from oncegate.rifl.ids import ClientId, CommitNumber, Epoch
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.rule import Refusal, Replay, Standing, Verdict, decide, standing
@@ -30,7 +30,7 @@ from oncegate.rifl.session import SessionRecord, SessionTable
 from tests.model.machines import CLIENT, LEASE_MS
 from tests.model.protocol import Bounds, Model, search
 
-apply_effects = transactions._apply
+apply_together = transactions.write_together
 ENTRIES = int(os.environ.get("ONCEGATE_MODEL_ENTRIES", "4"))
 RUNS = Bounds(operations=3, transaction=0, window=3, ticks=0, losses=0, given_up=0, runs=True, restarts=1)
 """One record for one to three puts, which are sent again in every cut, acknowledged one by one, and saved."""
@@ -76,9 +76,9 @@ def retries_a_refusal(tracker: ResultTracker, sequence: int, *how: Any) -> Verdi
     return forgotten(tracker, sequence) if result is not None and result.refusal is not None else verdict
 
 
-def applies_half(machine: Machine, client_id: int, sequence: int, effects: list[Any], traceparent: str) -> None:
+def applies_half(machine: Machine, first: CommitNumber, writes: list[Any], *author: Any) -> None:
     """Does the first write of a transaction alone."""
-    apply_effects(machine, client_id, sequence, effects[:1], traceparent)
+    apply_together(machine, first, writes[:1], *author)
 
 
 def no_fence(session: SessionRecord, epoch: int, now_ms: int) -> Standing:
@@ -98,27 +98,23 @@ def reaps_blindly(self: SessionTable, client_id: int, now_ms: int) -> bool:
     return known
 
 
-class Revives(Machine):
+def revives(machine: Machine, command: c.Operate) -> Any:
     """Treats a session that is gone as new."""
-
-    def _operate(self, command: c.Operate) -> Any:
-        if self.sessions.get(CLIENT) is None and self.sessions.next_id > CLIENT:
-            self.sessions.put_back(
-                SessionRecord(ClientId(CLIENT), Epoch(1), "revived", LEASE_MS, 2, self.time_ms + LEASE_MS)
-            )
-            self.trackers[CLIENT] = ResultTracker(window=2)
-        return super()._operate(command)
+    if machine.sessions.get(CLIENT) is None and machine.sessions.next_id > CLIENT:
+        machine.sessions.put_back(
+            SessionRecord(ClientId(CLIENT), Epoch(1), "revived", LEASE_MS, 2, machine.time_ms + LEASE_MS)
+        )
+        machine.trackers[CLIENT] = ResultTracker(window=2)
+    return operations.operate(machine, command)
 
 
-class Refuses(Machine):
+def forgets(machine: Machine, command: c.TakeOver) -> Any:
     """Loses what it remembers when the session changes hands."""
-
-    def _control(self, command: Any) -> Any:
-        done = super()._control(command)
-        if isinstance(command, c.TakeOver) and CLIENT in self.trackers:
-            tracker = self.trackers[CLIENT]
-            tracker.first_incomplete = tracker.highest + 1
-        return done
+    done = session_handlers.take_over(machine, command)
+    if CLIENT in machine.trackers:
+        tracker = machine.trackers[CLIENT]
+        tracker.first_incomplete = tracker.highest + 1
+    return done
 
 
 class Planted(NamedTuple):
@@ -126,7 +122,7 @@ class Planted(NamedTuple):
 
     bug: str
     complaint: str
-    patches: tuple[tuple[Any, str, Any], ...] = ()
+    patches: tuple[tuple[Any, Any, Any], ...] = ()
     model: Callable[[Bounds], Model] = Model
     bounds: Bounds = Bounds()
 
@@ -135,23 +131,23 @@ EXECUTED_LATE = "executed after the lease had ended"
 PLANTED = (
     Planted("records are not looked at", "executed twice", ((rule, "decide", executes(Replay)),)),
     Planted("stale is new", "after it had been acknowledged", ((rule, "decide", executes(Refusal.STALE)),)),
-    Planted("ack is inclusive", "executed twice", ((c, "ResultTracker", DropsTooEarly),)),
+    Planted("ack is inclusive", "executed twice", ((session_handlers, "ResultTracker", DropsTooEarly),)),
     Planted("replay is made anew", "has changed", ((rule, "decide", answers_anew),)),
-    Planted("older epoch is served", "was served although", ((machine_module, "standing", no_fence),)),
-    Planted("lease is not looked at", EXECUTED_LATE, ((machine_module, "standing", no_lease),)),
+    Planted("older epoch is served", "was served although", ((operations, "standing", no_fence),)),
+    Planted("lease is not looked at", EXECUTED_LATE, ((operations, "standing", no_lease),)),
     Planted("reaping is not checked again", "reaped while its lease lives", ((SessionTable, "reap", reaps_blindly),)),
-    Planted("reaped session is new", EXECUTED_LATE, model=partial(Model, make=Revives)),
-    Planted("take-over forgets", "its result is lost", model=partial(Model, make=Refuses)),
+    Planted("reaped session is new", EXECUTED_LATE, ((HANDLERS, c.Operate, revives),)),
+    Planted("take-over forgets", "its result is lost", ((HANDLERS, c.TakeOver, forgets),)),
     Planted("seal is not remembered", "after it had been sealed", ((ResultTracker, "seal", lambda *_: None),)),
     Planted(
         "resolve seals what is recorded",
         "was sealed as never executed, but it was executed",
-        ((machine_module, "resolve", lambda *_: ResolveVerdict(Fate.SEALED)),),
+        ((session_handlers, "resolve", lambda *_: ResolveVerdict(Fate.SEALED)),),
     ),
     Planted(
         "transaction does its first write alone",
         "not what was executed as a whole",
-        ((transactions, "_apply", applies_half),),
+        ((transactions, "write_together", applies_half),),
     ),
     Planted(
         "condition of a transaction is not looked at",
@@ -171,7 +167,7 @@ PLANTED = (
 @pytest.mark.parametrize("planted", PLANTED, ids=[planted.bug for planted in PLANTED])
 def test_broken_rule_is_found_with_a_shortest_way_to_it(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     for patch in planted.patches:
-        monkeypatch.setattr(*patch)
+        (monkeypatch.setitem if patch[0] is HANDLERS else monkeypatch.setattr)(*patch)
     monkeypatch.setattr(put_runs, "RUN_MIN", 2)
     found = search(planted.model(planted.bounds))
     assert found.trace is not None, f"{found.states} states and no complaint"

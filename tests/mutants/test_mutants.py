@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.proof.mutants import clients, liars
 from oncegate.proof.mutants.catalogue import CATALOGUE, MUTANTS
 from oncegate.proof.mutants.checks import CHECK_IN_ENGINE, CHECK_OF, IN_ENGINE, SPEAKS
@@ -67,7 +68,7 @@ def test_there_are_enough_planted_bugs_of_every_kind():
 def test_a_planted_bug_takes_what_the_function_in_whose_place_it_stands_is_given():
     for mutant in MUTANTS.values():
         for owner, name, replacement in mutant.patches:
-            original = getattr(owner, name)
+            original = owner[name] if owner is HANDLERS else getattr(owner, name)
             if callable(original) and callable(replacement):
                 given = inspect.signature(original).parameters.values()
                 by_name = {each.name: None for each in given if each.kind is each.KEYWORD_ONLY}

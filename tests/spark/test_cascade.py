@@ -18,6 +18,7 @@ from oncegate.flows.schema import PLAIN_SCHEMA
 from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.rifl.errors import OncegateError
 from oncegate.spark_sink.applying import Applier, Done
@@ -59,7 +60,7 @@ class Gateway:
 
     def do(self, command: c.Command) -> Any:
         self.entries += 1
-        (result,) = self.machine.apply(self.entries, 1, c.encode_entry(0, [command]))
+        (result,) = apply(self.machine, self.entries, 1, c.encode_entry(0, [command]))
         if isinstance(result, OncegateError):
             raise result
         for sealed in self.machine.take_sealed():

@@ -22,9 +22,9 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.levels import NEWEST
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
 from oncegate.gateway.machine.state.store import CellWriter, RocksStore, new_cache
-from oncegate.gateway.machine.tables import StoredRow
 from oncegate.gateway.node import node as node_module
 from oncegate.gateway.node.node import Node, replica_config
 from oncegate.gateway.node.settings import Settings

@@ -25,7 +25,7 @@ from oncegate.gateway.cli.output import CRASH
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.tables import StoredRow
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.proof.verify import Report, StoreWanted, verify
 from oncegate.proof.verify.findings import Difference
 from oncegate.proof.verify.node_files import NodeFiles, Replay

@@ -38,7 +38,8 @@ from oncegate.gateway.http.routes.flows import declaration_text
 from oncegate.gateway.http.routing import FORCE, IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter, Routes
 from oncegate.gateway.live_check.recorder import WindowRecorder
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX, Table, prefix_end
+from oncegate.gateway.machine.rows import prefix_end
+from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX, Table
 from oncegate.gateway.node import scans
 from oncegate.gateway.node.attempts import Waiter
 from oncegate.gateway.node.change_history import HistoryExceeded

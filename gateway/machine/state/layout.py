@@ -40,8 +40,10 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.retired import RetiredState
 from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.row_ends import Life
+from oncegate.gateway.machine.row_rule import Remembered
+from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
-from oncegate.gateway.machine.tables import Remembered, StoredRow, TableKind
+from oncegate.gateway.machine.tables import TableKind
 from oncegate.gateway.machine.transactions import Taken, Took, Transacted
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
 from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber

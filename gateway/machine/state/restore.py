@@ -19,7 +19,6 @@ from oncegate.flows.errors import FlowError
 from oncegate.flows.open_segment import OpenSegmentState
 from oncegate.flows.retired import RetiredNames
 from oncegate.flows.shedding import segment_of
-from oncegate.gateway.machine.dropping import Closing
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.machine import Machine, Origin
 from oncegate.gateway.machine.state.errors import StateCorrupt
@@ -52,7 +51,7 @@ from oncegate.gateway.machine.state.layout import (
 )
 from oncegate.gateway.machine.state.rows import DirtyTally, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore
-from oncegate.gateway.machine.tables import Table
+from oncegate.gateway.machine.tables import Closing, Table
 from oncegate.rifl.errors import InvariantViolation
 
 

@@ -16,10 +16,10 @@ from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple
 
+from oncegate.gateway.machine.rows import BYTES_MAX, StoredRow, not_above
 from oncegate.gateway.machine.state.layout import decode_row, encode_row, encode_rows, rows_prefix
 from oncegate.gateway.machine.state.order import in_blocks, in_order
 from oncegate.gateway.machine.state.store import RocksStore
-from oncegate.gateway.machine.tables import BYTES_MAX, StoredRow, not_above
 from oncegate.rifl.ids import CommitNumber
 
 FRESH_ROW_BYTES: Final = 300

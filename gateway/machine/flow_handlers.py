@@ -1,4 +1,4 @@
-"""Altering and deleting flows and consumers that are there. Pure, part of the state machine.
+"""What commands do to flows and consumers (:mod:`oncegate.gateway.machine.flow_commands`). Pure, of the state machine.
 
 Owns: what is refused, in which order things happen, and that a command which is sent again changes nothing.
 
@@ -9,19 +9,17 @@ were acknowledged. So that consumer comes and goes only while no batch has been 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from oncegate.flows.errors import FlowError
 from oncegate.flows.flow import ROWS_CONSUMER, FlowDeclaration
-from oncegate.gateway.machine.flow_state import Flow, typed
+from oncegate.gateway.machine import flow_commands as f
+from oncegate.gateway.machine.flow_state import Flow, declaration_of, typed
+from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import Code, OncegateError
-
-if TYPE_CHECKING:
-    from oncegate.gateway.machine.flow_commands import Start
-    from oncegate.gateway.machine.machine import Machine
-    from oncegate.gateway.machine.tables import Table
 
 ALTERABLE: Final = frozenset(
     (
@@ -32,15 +30,42 @@ ALTERABLE: Final = frozenset(
 """Fields of a declaration that may change. Name, source and target are what the flow is."""
 
 
-def alter(machine: Machine, name: str, version: int, changes: bytes) -> str:
+def declare_flow(machine: Machine, command: f.DeclareFlow) -> str:
+    """Declare a flow; returns its name; raises as :meth:`oncegate.gateway.machine.flow_state.FlowTable.declare`."""
+    return machine.flows.declare(declaration_of(command.declaration), machine.tables, machine.time_ms)
+
+
+def seal(machine: Machine, command: f.Seal) -> int:
+    """Close the open segment of a flow; returns the number of its newest batch."""
+    return machine.flows.seal(command.flow, command.number, machine.time_ms)
+
+
+def clock_batches(machine: Machine, command: f.ClockBatches) -> int:
+    """Record event times; returns the newest batch of which one is known."""
+    return machine.flows.clock(command.flow, command.field, command.first, command.newest_ms, machine.time_ms)
+
+
+def attach(machine: Machine, command: f.Attach) -> tuple[int, int]:
+    """Attach an instance of a consumer; returns (fence, cursor)."""
+    return machine.flows.attach(command.flow, command.consumer, command.nonce, machine.time_ms)
+
+
+def move_cursor(machine: Machine, command: f.MoveCursor) -> int:
+    """Move a cursor; returns it."""
+    where = command.flow, command.consumer, command.batch, command.fence
+    return machine.flows.move(*where, replay=command.replay, now_ms=machine.time_ms)
+
+
+def alter_flow(machine: Machine, command: f.AlterFlow) -> str:
     """Change a flow's declaration; returns its name.
 
     Raises:
         OncegateError: NOT_FOUND; CONFLICT for another version, or for what its table's rows do not allow; BAD_REQUEST
             for a field that cannot change or a value out of bounds; QUOTA for too many consumers.
     """
+    name, version = command.flow, command.version
     flow = machine.flows.get(name)
-    declaration = altered(flow.declaration, changes)
+    declaration = altered(flow.declaration, command.changes)
     check_sheds_no_rows(declaration, machine.tables.get(name))
     if flow.version == version + 1 and declaration == flow.declaration:
         return name  # sent again
@@ -76,13 +101,14 @@ def altered(declaration: FlowDeclaration, changes: bytes) -> FlowDeclaration:
         raise OncegateError(Code.BAD_REQUEST, str(fault)) from None
 
 
-def delete(machine: Machine, name: str, version: int, *, force: bool) -> int:
+def delete_flow(machine: Machine, command: f.DeleteFlow) -> int:
     """Delete a flow; returns the number of the last batch it ever had.
 
     Raises:
         OncegateError: NOT_FOUND; CONFLICT for another version, for a stream table's own flow, and, unless ``force``,
             for a flow that consumers have attached to.
     """
+    name, version = command.flow, command.version
     deleted = machine.flows.retired.find(name)
     if machine.flows.find(name) is None and deleted is not None and deleted.versions == version + 1:
         return deleted.batches  # sent again
@@ -91,24 +117,25 @@ def delete(machine: Machine, name: str, version: int, *, force: bool) -> int:
     if _keeps_rows(machine, flow):
         raise OncegateError(Code.CONFLICT, f"flow {name} keeps the rows of stream table {name}: alter it instead")
     attached = [one.name for one in flow.consumers.all() if one.attached]
-    if attached and not force:
+    if attached and not command.force:
         shown = ", ".join(attached[:3]) + (", …" if len(attached) > 3 else "")
         raise OncegateError(Code.CONFLICT, f"consumers have attached to flow {name}: {shown}; remove them, or force it")
     machine.flows.remove(flow)
     return flow.batches.last
 
 
-def start(machine: Machine, name: str, consumer: str, nonce: str, where: Start, number: int) -> tuple[int, int]:
+def start_consumer(machine: Machine, command: f.StartConsumer) -> tuple[int, int]:
     """Attach to a consumer at a place; returns (fence, cursor). Instances that were attached before are fenced.
 
     Raises:
         OncegateError: NOT_FOUND for ``cursor`` of nobody; BAD_REQUEST and RETENTION_EXCEEDED for a place that is not
             there; CONFLICT where rows of the table would be skipped; as an attach.
     """
+    name, consumer, nonce = command.flow, command.consumer, command.nonce
     flow = machine.flows.get(name)
     known = next((one for one in flow.consumers.all() if one.name == consumer), None)
     again = known is not None and any(nonce == used for used, _ in known.nonces)
-    cursor = None if again else _cursor(flow, where, number, machine.time_ms)
+    cursor = None if again else _cursor(flow, command.start, command.number, machine.time_ms)
     if cursor is None and known is None:
         raise OncegateError(Code.NOT_FOUND, f"no consumer {consumer} of flow {name}")
     if cursor is not None and known is not None and known.required and cursor > known.cursor:
@@ -116,7 +143,7 @@ def start(machine: Machine, name: str, consumer: str, nonce: str, where: Start, 
     return machine.flows.attach(name, consumer, nonce, machine.time_ms, cursor=cursor)
 
 
-def _cursor(flow: Flow, where: Start, number: int, now_ms: int) -> int | None:
+def _cursor(flow: Flow, where: f.Start, number: int, now_ms: int) -> int | None:
     batches = flow.batches
     try:
         match where:
@@ -140,12 +167,13 @@ def _cursor(flow: Flow, where: Start, number: int, now_ms: int) -> int | None:
         raise typed(fault) from None
 
 
-def remove_consumer(machine: Machine, name: str, consumer: str, version: int) -> str:
+def remove_consumer(machine: Machine, command: f.RemoveConsumer) -> str:
     """Remove a consumer; returns the flow's name.
 
     Raises:
         OncegateError: NOT_FOUND; CONFLICT for another version, and for ``rows`` once it has kept rows.
     """
+    name, consumer, version = command.flow, command.consumer, command.version
     flow = machine.flows.get(name)
     there = any(one.name == consumer for one in flow.consumers.all())
     if not there and flow.version == version + 1:
@@ -169,9 +197,9 @@ def overdue_consumers(machine: Machine, flow: Flow, now_ms: int) -> list[str]:
     return [one for one in names if one != ROWS_CONSUMER or not _keeps_rows(machine, flow)]
 
 
-def expire_consumers(machine: Machine, name: str) -> int:
+def expire_consumers(machine: Machine, command: f.ExpireConsumers) -> int:
     """Stop waiting for the consumers that are overdue; returns how many; raises NOT_FOUND."""
-    flow = machine.flows.get(name)
+    flow = machine.flows.get(command.flow)
     names = overdue_consumers(machine, flow, machine.time_ms)
     for one in names:
         flow.consumers.expire(one)

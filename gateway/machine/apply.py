@@ -1,0 +1,95 @@
+"""Applying log entries: each command of an entry is handed to what handles its type, in their order.
+
+Owns: the table of handlers, the only place where commands meet what they do. Pure, deterministic and total: no clock,
+no I/O, no exception out of :func:`apply` for anything a client can send. Every replica applies the same entries and
+ends in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from oncegate.gateway.machine import cascades, dropping, ending, flow_handlers, levels, operations, session_handlers
+from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.declarations import declare_table
+from oncegate.gateway.machine.idempotency_keys import forget_keys, operate_keyed
+from oncegate.gateway.machine.look_ahead import look_ahead
+from oncegate.gateway.machine.machine import Machine
+from oncegate.rifl.errors import InvariantViolation, OncegateError
+
+
+def identify(machine: Machine, command: c.Identify) -> None:
+    """Give the cluster its identity; the first one stays."""
+    machine.identity = machine.identity or command.identity
+
+
+def raise_level(machine: Machine, command: c.RaiseLevel) -> int:
+    """Raise the feature level, and return the one in force.
+
+    Raises:
+        InvariantViolation: this build does not know the level; it must not go on in this cluster.
+    """
+    level = command.level
+    if level > levels.NEWEST:
+        newer = "start this node with the build of the others"
+        raise InvariantViolation(f"feature level {level}, this build knows {levels.NEWEST}: {newer}")
+    machine.level = max(machine.level, level)
+    return machine.level
+
+
+HANDLERS: Final[dict[type, Callable[[Machine, Any], Any]]] = {
+    c.Operate: operations.operate,
+    c.Range: operations.operate_range,
+    c.Keyed: operate_keyed,
+    c.ForgetKeys: forget_keys,
+    c.EndRows: ending.end_rows,
+    c.Cascade: cascades.cascade,
+    c.Identify: identify,
+    c.RaiseLevel: raise_level,
+    c.OpenSession: session_handlers.open_session,
+    c.RenewSession: session_handlers.renew_session,
+    c.TakeOver: session_handlers.take_over,
+    c.Resolve: session_handlers.resolve_request,
+    c.CloseSession: session_handlers.close_session,
+    c.Reap: session_handlers.reap,
+    c.DeclareTable: declare_table,
+    c.DropTable: dropping.drop_table,
+    c.SweepTables: dropping.sweep_tables,
+    c.DeclareFlow: flow_handlers.declare_flow,
+    c.Seal: flow_handlers.seal,
+    c.ClockBatches: flow_handlers.clock_batches,
+    c.Attach: flow_handlers.attach,
+    c.MoveCursor: flow_handlers.move_cursor,
+    c.AlterFlow: flow_handlers.alter_flow,
+    c.DeleteFlow: flow_handlers.delete_flow,
+    c.StartConsumer: flow_handlers.start_consumer,
+    c.RemoveConsumer: flow_handlers.remove_consumer,
+    c.ExpireConsumers: flow_handlers.expire_consumers,
+}
+"""What handles a command. It must be deterministic; it refuses with an OncegateError, and has changed nothing then."""
+
+
+def apply(machine: Machine, index: int, term: int, data: bytes) -> list[Any]:
+    """Apply one log entry.
+
+    Returns:
+        One result per command: one of :mod:`oncegate.gateway.machine.results`, or the OncegateError that refuses it.
+
+    Raises:
+        InvariantViolation: the state contradicts itself; the text names the entry. The node stops.
+    """
+    entry = c.decode_entry(data)
+    machine.begin(entry.time_ms)
+    if machine.new_rows is not None:
+        look_ahead(entry.commands, machine.tables, machine.keys)
+    handlers, results = HANDLERS, list[Any]()
+    try:
+        for command in entry.commands:
+            try:
+                results.append(handlers[type(command)](machine, command))
+            except OncegateError as refusal:
+                results.append(refusal)
+    except InvariantViolation as broken:
+        raise InvariantViolation(f"log entry {index} (term {term}): {broken}") from broken
+    return results
