@@ -154,6 +154,7 @@ def test_a_derivation_that_always_fails_ends_the_job_with_a_typed_refusal(
     assert flow.consumers["dividing"].cursor == 0
 
 
+@pytest.mark.spark
 def test_a_job_killed_while_spark_wrote_the_first_note_of_its_checkpoint_starts_again(
     flow: FakeFlow, node: FakeNode, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
