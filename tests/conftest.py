@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -74,7 +76,8 @@ OF_THEIR_OWN = (
 OF_THE_JVM = ("spark", "cassandra", "packaging")
 """Slow tests that want the processor; the others mostly wait, for elections and leases."""
 WAITING = ("faults", "browser")
-
+SLOW_TEXT = re.compile(rf"mark\.({'|'.join((*OF_THE_JVM, *WAITING))})\b|\bstore_url\b")
+"""Stands in a file with slow tests; those of a ``store_url`` on Cassandra are marked by their fixture."""
 
 SPARK_DIRS = pytest.StashKey[Path]()
 
@@ -93,8 +96,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(config.stash[SPARK_DIRS], ignore_errors=True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where a run is of slow tests alone, leave out files without any: each worker would import them all."""
+    wanted = config.option.markexpr
+    if not wanted or not collection_path.match("test_*.py"):
+        return None
+    of_the_others = Expression.compile(wanted).evaluate(lambda name, /, **_: False)
+    return True if not of_the_others and not _has_slow_text(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first, so that nothing long begins last, and spread what wants the processor over the run."""
+    for path in {item.path for item in _marked(items, (*OF_THE_JVM, *WAITING))}:
+        if not _has_slow_text(path):
+            raise pytest.UsageError(f"{path} has slow tests, and no run of them alone would find it: see SLOW_TEXT")
     units: dict[str, list[pytest.Item]] = {}
     for item in items:
         units.setdefault(_unit(item.nodeid), []).append(item)
@@ -112,6 +127,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     placed.sort(key=lambda at: at[0])
     quick.sort(key=lambda unit: _of_one(unit[0]), reverse=True)
     items[:] = [item for unit in [*(unit for _, unit in placed), *quick] for item in unit]
+
+
+def _has_slow_text(path: Path) -> bool:
+    return SLOW_TEXT.search(path.read_text()) is not None
 
 
 def _seconds(unit: list[pytest.Item]) -> float:
