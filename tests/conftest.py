@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import typer.testing
 from _pytest.mark.expression import Expression
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
@@ -31,6 +33,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No absolute time is asserted: a busy machine takes as long as it takes.
 settings.register_profile("suite", settings.default, deadline=None)
 settings.load_profile("suite")
+
+# Its runner makes the commands of a command line for each call, which takes thirty times as long as most calls.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 SECONDS = {
     "spark/test_library_kills.py": 150,

@@ -107,10 +107,10 @@ def _complete(group: typer.Typer, path: str) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """Make ``app``, the whole command line, when it is asked for."""
+    """Make ``app``, the whole command line, when it is asked for first."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return command_line()
+    return globals().setdefault(name, command_line())
 
 
 def _version(asked: bool) -> None:
