@@ -20,6 +20,8 @@ from oncegate.gateway.client.sync_crossing import LoopThread
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine.declarations import declare_table
+from oncegate.gateway.machine.session_handlers import open_session
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.dead_letters import DEAD_LETTERS
 from oncegate.stores.tables import WRITE_TS
@@ -384,9 +386,9 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         machine = node.machine
         for number in range(TABLES):
             kind = "stream" if number % 10 == 0 else "resident"
-            c.DeclareTable(f"shop{number % 7}.table{number:04}", kind, 2**20, b"").apply(machine)
+            declare_table(machine, c.DeclareTable(f"shop{number % 7}.table{number:04}", kind, 2**20, b""))
         for number in range(SESSIONS):
-            c.OpenSession(f"n{number}", 3_600_000, 64).apply(machine)
+            open_session(machine, c.OpenSession(f"n{number}", 3_600_000, 64))
 
     thread.run(start())
     yield settings.address.http
