@@ -164,7 +164,7 @@ def _life_cost(filled: Filled, opening_us: float) -> list[dict[str, Any]]:
         began = time.perf_counter()
         (gone,) = apply(machine, 0, 1, data)
         took += time.perf_counter() - began
-        reaped += gone
+        reaped += gone.sessions
         now_ms += 0 if found else 1_000
     rows.append({"what": "reap", "sessions": count, "us": took / count * 1e6})
     rows.append({"what": "look for ended leases, all ended", "sessions": count, **Latency.of(looks)._asdict()})

@@ -42,7 +42,6 @@ ROW_OVERHEAD_BYTES: Final = 120
 # Looking a member up in its enum costs a tenth of what applying an operation does.
 _PUT: Final = OpKind.PUT.value
 _DELETE: Final = OpKind.DELETE.value
-_INCREMENT: Final = OpKind.INCREMENT.value
 _GET: Final = OpKind.GET.value
 _TAKE: Final = OpKind.TAKE.value
 _KINDS_OF_STREAMS: Final = (_PUT, _DELETE)

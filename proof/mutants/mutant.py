@@ -65,14 +65,11 @@ class Mutant:
     def planted(self):
         """Give the type of a node with the bug, which is gone behind the block."""
         with ExitStack() as stack:
-            for one in self.patches:
-                owner, name, replacement = one
-                planted = (
-                    patch.dict(owner, {name: replacement})
-                    if owner is HANDLERS
-                    else patch.object(owner, name, replacement)
-                )
-                stack.enter_context(planted)
+            for owner, name, replacement in self.patches:
+                if owner is HANDLERS:
+                    stack.enter_context(patch.dict(owner, {name: replacement}))
+                else:
+                    stack.enter_context(patch.object(owner, name, replacement))
             base = GatewayNode if self.script is None else ScriptedNode
             yield type("MutantNode", (base,), dict(self.parts))
 
