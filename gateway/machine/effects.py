@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Final, TypeAlias
 
 from oncegate.flows.open_segment import GroupItem
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.tables import Table
@@ -114,6 +115,14 @@ def write_run(
             flows.append_one(table.name, commit + at, key, value, now, client_id, sequence + at, traceparent)
     machine.commit = CommitNumber(machine.commit + done)
     return done
+
+
+def write_range(machine: Machine, command: c.Range, first: int, count: int) -> None:
+    """Add ``count`` writes of a range, from sequence number ``first`` on, to the flows of its table, unseen."""
+    commit, offset = CommitNumber(machine.commit + 1), first - command.first
+    machine.commit = CommitNumber(machine.commit + count)
+    author = machine.time_ms, command.client_id, first
+    machine.flows.append_range(command.table, commit, count, *author, command.body, offset, command.traceparent)
 
 
 def join(machine: Machine, first: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, assert_never, cast
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import transactions
-from oncegate.gateway.machine.effects import write, write_run
+from oncegate.gateway.machine.effects import write, write_range, write_run
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import AppliedPart, Operated, PartVerdict, Ranged
 from oncegate.gateway.machine.row_rule import Remembered, holds, life_of, refused, row_after
@@ -207,22 +207,9 @@ def _refusal_of(machine: Machine, table: Table | None) -> Refusal | None:
 
 def execute_part(machine: Machine, command: c.Range, tracker: ResultTracker, part: NewPart) -> AppliedPart:
     """Execute a part of a range that is new: one record, and one item of each flow, which nobody looks into."""
-    count = part.last - part.first + 1
-    offset = part.first - command.first
-    commit = CommitNumber(machine.commit + 1)
-    machine.commit = CommitNumber(machine.commit + count)
-    low = offset * FINGERPRINT_BYTES
+    count, offset = part.last - part.first + 1, part.first - command.first
+    commit, low = CommitNumber(machine.commit + 1), offset * FINGERPRINT_BYTES
     prints = command.fingerprints[low : low + count * FINGERPRINT_BYTES]
     tracker.record_range(RangeRecord(part.first, part.last, commit, prints, command.traceparent))
-    machine.flows.append_range(
-        command.table,
-        commit,
-        count,
-        machine.time_ms,
-        command.client_id,
-        part.first,
-        command.body,
-        offset,
-        command.traceparent,
-    )
+    write_range(machine, command, part.first, count)
     return AppliedPart(part.first, part.last, commit)
