@@ -89,6 +89,8 @@ def apply(machine: Machine, index: int, term: int, data: bytes) -> list[Any]:
             try:
                 results.append(handlers[type(command)](machine, command))
             except OncegateError as refusal:
+                if isinstance(command, c.Operate | c.Range | c.Keyed):
+                    raise  # their operations are refused one by one: some may have been done
                 results.append(refusal)
     except InvariantViolation as broken:
         raise InvariantViolation(f"log entry {index} (term {term}): {broken}") from broken

@@ -129,7 +129,7 @@ def _check_operations(machine: Machine, ops: list[c.Op]) -> None:
 def _write(machine: Machine, op: c.Op, traceparent: str) -> None:
     """Do what an operation of a session does, without a session; everything was checked."""
     table, commit = machine.tables[op.table], CommitNumber(machine.commit + 1)
-    row = table.rows.get(op.key)
+    row = table.row_before(op.key, commit)
     after = row_after(op, row, commit)
     if isinstance(after, Remembered):
         raise InvariantViolation(f"a cascade's {op.kind} of {op.table} was checked, and is {after.refusal}")

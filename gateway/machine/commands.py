@@ -436,13 +436,15 @@ def decode_entry(data: bytes) -> Entry:
     try:
         entry = _entry_decoder.decode(data)
     except msgspec.ValidationError as fault:
-        # An array of three begins with one byte, and its first element, the version, is the next.
-        if data[1:2] == b"\x01":
-            raise msgspec.ValidationError(f"entry version 1: {too_old('the log')}") from None
-        raise msgspec.ValidationError(f"{fault}: a newer build ordered this; start the node with that build") from None
+        raise _unread(data, f"{fault}: a newer build ordered this; start the node with that build") from None
     if entry.version != VERSION:
-        raise msgspec.ValidationError(f"entry version {entry.version} is not {VERSION}")
+        raise _unread(data, f"entry version {entry.version} is not {VERSION}")
     return entry
+
+
+def _unread(data: bytes, why: str) -> msgspec.ValidationError:
+    # An array of three begins with one byte, and its first element, the version, is the next.
+    return msgspec.ValidationError(f"entry version 1: {too_old('the log')}" if data[1:2] == b"\x01" else why)
 
 
 def encode_commands(commands: list[Command]) -> bytes:

@@ -21,7 +21,6 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.tables import Table
-from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.ids import CommitNumber
 
 NO_SESSION: Final = 0
@@ -48,10 +47,8 @@ def write(
     """Write one row, ``before`` of it being there now, under the next commit number; ``cause`` as of Table.change.
 
     Raises:
-        InvariantViolation: the row's version is not below ``commit``, or as :meth:`Table.change`.
+        InvariantViolation: as :meth:`Table.change`.
     """
-    if before is not None and before.version >= commit:
-        raise InvariantViolation(f"commit {commit} finds a row of {table.name} that {before.version} has written")
     machine.commit = commit
     if table.kind == "resident":
         table.change(key, before, after, commit, cause)
@@ -77,8 +74,6 @@ def write_together(
     """
     flows, groups = machine.flows, dict[str, list[GroupItem]]()
     for commit, table, key, before, after, value in writes:
-        if before is not None and before.version >= commit:
-            raise InvariantViolation(f"commit {commit} finds a row of {table.name} that {before.version} has written")
         if table.kind == "resident":
             table.change(key, before, after, commit, cause)
         if flows.is_tapped(table.name):

@@ -1,7 +1,7 @@
 """Feature levels: which commands a cluster may order while its members run different builds.
 
-Owns: what this build knows, and what each command needs. A cluster begins at level 1, the commands of the build in
-which levels came; at it, nodes of that build and of this one serve together, in both directions. A command in the log
+Owns: what this build knows, and what each command needs. A cluster begins at level 1, the commands of the
+first build of these formats (docs/decisions/0072-formats-begin-anew.md). A command in the log
 (:class:`oncegate.gateway.machine.commands.RaiseLevel`) raises the level, once every member can; it never falls. Pure.
 
 A command that came later is named in :data:`NEEDS`: a node refuses to order it below its level, because a member that

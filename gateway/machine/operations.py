@@ -127,7 +127,7 @@ def execute(
     if table.kind == "stream" and machine.flows.is_full(op.table, table.quota_bytes, machine.time_ms):
         return Code.QUOTA
     commit: CommitNumber = machine.commit + 1  # type: ignore[assignment]  # the hot path spares a call
-    row = table.rows.get(op.key)
+    row = table.row_before(op.key, commit)
     result: Remembered | None = None
     if op.test and not holds(op.test, op.operand, row):
         result = refused("CONDITION_FAILED", row)

@@ -1,7 +1,7 @@
 """Which rows end by themselves, and when. Pure, part of the state machine.
 
 Owns: the index of rows with a time to live or an owner, its bounds, and what has changed of it since the last save. A
-row says of itself when it ends and whose it is (:class:`oncegate.gateway.machine.tables.StoredRow`); the index finds it
+row says of itself when it ends and whose it is (:class:`oncegate.gateway.machine.rows.StoredRow`); the index finds it
 without a look at all rows, and holds no row that does not end. What happens at the end is
 :mod:`oncegate.gateway.machine.ending`.
 

@@ -96,7 +96,7 @@ class Table:
         self.ending = 0
         self.fronts = Fronts()
         self.indexed = False
-        """Whether each change goes through :meth:`change`: some rows end, or some were taken."""
+        """Whether each change has to be looked at, also in a run: some rows end, or some were taken."""
         self.changes: list[RowChange | ChangeRun] = [] if changes is None else changes
 
     @property
@@ -116,6 +116,19 @@ class Table:
         self.ends.put_back((self.name, key), life)
         self.ending += 1
         self.indexed = True
+
+    def row_before(self, key: str, commit: CommitNumber) -> StoredRow | None:
+        """Return what ``commit``, which is about to be given out, finds: the row, or None; of a stream table None.
+
+        Raises:
+            InvariantViolation: the row's version is not below it.
+        """
+        if self.kind == "stream":
+            return None
+        row = self.rows.get(key)
+        if row is not None and row.version >= commit:
+            raise InvariantViolation(f"commit {commit} finds a row of {self.name} that {row.version} has written")
+        return row
 
     def first_rows(self, prefix: str) -> Iterator[tuple[str, StoredRow]]:
         """Yield the rows whose keys begin with ``prefix``, in key order; not to be mixed with writes."""
@@ -158,15 +171,19 @@ class Table:
     def put_run(self, keys: Sequence[str], values: Sequence[bytes], first: CommitNumber) -> bool:
         """Put rows without end under adjacent commit numbers, as :meth:`change` would one by one.
 
-        False: not all of them may be within the quota, or some rows end or were taken, and each change has to be looked
-        at; nothing has happened.
+        False: not all of them may be within the quota; nothing has happened.
 
         Raises:
             InvariantViolation: a row's version is not below its new one.
         """
         size = sum(map(len, keys)) + sum(map(len, values))
-        if self.indexed or self.bytes + size + ROW_OVERHEAD_BYTES * len(keys) > self.quota_bytes:
+        if self.bytes + size + ROW_OVERHEAD_BYTES * len(keys) > self.quota_bytes:
             return False
+        if self.indexed:
+            for at, (key, value) in enumerate(zip(keys, values, strict=True)):
+                commit = CommitNumber(first + at)
+                self.change(key, self.row_before(key, commit), StoredRow(commit, value), commit)
+            return True
         after: list[StoredRow] = list(map(StoredRow, range(first, first + len(keys)), values))  # type: ignore[arg-type]
         before = self.rows.put_run(keys, after)
         gone, new_rows = 0, before.count(None)

@@ -201,7 +201,11 @@ def _is_live(machine: Machine, client_id: int, tracker: ResultTracker | KeySlot,
 def _trial(
     machine: Machine, client_id: int, transaction: c.Transaction, first: CommitNumber, writes: list[Write]
 ) -> Transacted | Code:
-    """Make each row as the writes so far leave it, in ``writes``; changes nothing."""
+    """Make each row as the writes so far leave it, in ``writes``; changes nothing.
+
+    Raises:
+        InvariantViolation: ``first`` does not follow a row's version.
+    """
     tables, made = machine.tables, dict[tuple[str, str], StoredRow | None]()
     results: list[tuple[int, Remembered]] = []
     taken: list[Taken] | None = None
@@ -218,7 +222,7 @@ def _trial(
             writes.append((commit, table, op.key, None, None, op.value))
             continue
         place = op.table, op.key
-        row = made[place] if place in made else table.rows.get(op.key)
+        row = made[place] if place in made else table.row_before(op.key, commit)
         if op.kind == _GET:
             read = Remembered(None, 0, None) if row is None else Remembered(None, row.version, row.value)
             results.append((at, read))

@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import levels, operations
+from oncegate.gateway.machine import idempotency_keys, levels, operations
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine, Origin
 from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.row_rule import Remembered
-from oncegate.gateway.machine.rows import DictRows
+from oncegate.gateway.machine.rows import DictRows, StoredRow
 from oncegate.gateway.machine.state import state_digest
 from oncegate.proof.mutants.forgotten import forgotten
 from oncegate.rifl import rule
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
-from oncegate.rifl.ids import ID_MAX
+from oncegate.rifl.ids import ID_MAX, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_records import MemoryKeys
 from oncegate.rifl.range_rule import NewPart
 from oncegate.rifl.result_tracker import ResultTracker
@@ -610,3 +610,45 @@ def test_level_rises_never_falls_and_one_that_this_build_does_not_know_stops_the
     with pytest.raises(InvariantViolation, match=r"log entry 2 .*start this node with the build of the others"):
         log.do(c.RaiseLevel(levels.NEWEST + 1))
     assert log.machine.level == levels.NEWEST
+
+
+@pytest.mark.parametrize("commands", [[], [c.Identify("a" * 32)], [c.Operate(1, 1, SequenceNumber(1), [])]])
+def test_entry_of_before_names_the_way_whatever_is_in_it(commands: list[c.Command]) -> None:
+    entry = msgspec.msgpack.encode([1, 0, commands])
+    with pytest.raises(msgspec.ValidationError, match=levels.LAST_BEFORE):
+        c.decode_entry(entry)
+
+
+@pytest.mark.parametrize("kind", ["operate", "keyed"])
+def test_error_of_an_operation_is_a_fault_and_no_refusal_of_its_request(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done of the request before it stands: that nothing was done may not be told."""
+
+    def refuses(*_: Any) -> Any:
+        raise OncegateError(Code.CONFLICT)
+
+    log = started()
+    monkeypatch.setattr(operations if kind == "operate" else idempotency_keys, "execute", refuses)
+    one = increment(1)
+    command = c.Operate(1, 1, SequenceNumber(1), [one]) if kind == "operate" else c.Keyed(1, [c.KeyedOp("k", -1, one)])
+    with pytest.raises(OncegateError):
+        log.do(command)
+
+
+@pytest.mark.parametrize("kind", [c.OpKind.GET, c.OpKind.PUT, c.OpKind.APPEND])
+@pytest.mark.parametrize("together", [False, True])
+def test_row_that_no_commit_follows_is_never_told_or_remembered(kind: c.OpKind, together: bool) -> None:
+    """A read, a condition that does not hold and a row that is no list see it as well as a write."""
+    log = started()
+    log.one(increment(1))
+    table = log.machine.tables["t"]
+    [(key, row)] = table.rows.items()
+    table.rows.put(key, StoredRow(CommitNumber(500), row.value), row)
+    test = c.Test.ABSENT if kind is c.OpKind.PUT and not together else c.Test.NONE
+    value = None if kind is c.OpKind.GET else b"1"
+    op = c.Op(SequenceNumber(2), int(kind), "t", key, Fingerprint(1), value, test=int(test))
+    sent = c.Transaction(SequenceNumber(2), Fingerprint(1), [], [c.in_transaction(op)]) if together else op
+    with pytest.raises(InvariantViolation, match="500 has written"):
+        log.do(c.Operate(1, 1, SequenceNumber(1), [sent]))
+    assert log.machine.trackers[1].find(SequenceNumber(2)) is None

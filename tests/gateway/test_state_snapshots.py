@@ -369,7 +369,7 @@ def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
 ) -> None:
     """Its checksums are right: only what the bookkeeping promises of itself tells that it must not be served."""
     tables = [TableMeta("t", "resident", 1, table_bytes, 0, 0, 0, None)]
-    meta = Meta(point(1), 5, 5, next_client_id, 0, 2, 0, tables, 1, next_key, -1, "", "", 0, 1, 0, 1, [])
+    meta = Meta(point(1), 5, 5, next_client_id, 0, 2, 0, tables, next_key, -1, "", "", 0, 1, 0, 1, [])
     kept = ResultTracker(window=8)
     kept.record(1, 1, 1)
     if reason == "above 0":

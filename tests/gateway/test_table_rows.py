@@ -113,6 +113,10 @@ def test_columns_of_unequal_length_are_refused() -> None:
         DictRows().put_run(["a", "b"], [stored(1)])
     with pytest.raises(ValueError, match="shorter"):
         ChangeRun(CommitNumber(1), "t", ["a"], [None], [], 0).each()
+    indexed = Table("t", "resident", 1 << 20)
+    indexed.indexed = True
+    with pytest.raises(ValueError, match="longer"):
+        indexed.put_run(["a"], [b"1", b"2"], CommitNumber(1))
 
 
 def do(table: Table, one: Op, commit: int, life: Life | None = None) -> None:
@@ -152,7 +156,7 @@ def test_store_is_told_what_was_there_before_each_write(
     table = Table("t", "resident", 1 << 20, ToldRows())
     for commit, (kind, key, life) in enumerate(steps, 1):
         if kind is None:
-            assert table.put_run([key], [b"1"], CommitNumber(commit)) is not table.indexed
+            assert table.put_run([key], [b"1"], CommitNumber(commit))
         else:
             do(table, op(kind, key), commit, life if kind is not OpKind.DELETE else None)
 
@@ -174,11 +178,7 @@ def test_run_of_puts_does_what_its_puts_do(runs: list[list[tuple[str, bytes]]], 
     for run in runs:
         first = CommitNumber(commit + 1)
         one.changes.clear()
-        done = one.put_run([key for key, _ in run], [value for _, value in run], first)
-        assert done is not indexed
-        if not done:
-            assert (one.changes, len(one.rows)) == ([], 1)
-            return
+        assert one.put_run([key for key, _ in run], [value for _, value in run], first)
         other.changes.clear()
         for commit, (key, value) in enumerate(run, first):
             do(other, op(OpKind.PUT, key, value), commit)
@@ -186,10 +186,22 @@ def test_run_of_puts_does_what_its_puts_do(runs: list[list[tuple[str, bytes]]], 
         assert [*one.rows.items()] == [*other.rows.items()]
         assert (one.bytes, one.ending, one.indexed) == (other.bytes, other.ending, other.indexed)
         assert one.bytes == sum(len(key) + len(row.value) + 120 for key, row in one.rows.items())
+        if indexed:
+            continue
         [column] = one.changes
         size = sum(len(c[3]) + len(c[5].value) + (len(c[4].value) if c[4] else 0) for c in other.changes)  # type: ignore[misc, union-attr]
         assert isinstance(column, ChangeRun)
         assert (column.first, column.table, column.size) == (first, "t", size)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_run_of_puts_is_written_whole_or_not_at_all(spare: int, indexed: bool) -> None:
+    table = Table("t", "resident", 1 << 20)
+    do(table, op(OpKind.PUT, "a"), 1, Life(5, 0) if indexed else None)
+    table.quota_bytes, before = table.bytes + 2 * (2 + 120) + spare, list(table.changes)
+    assert table.put_run(["b", "c"], [b"1", b"2"], CommitNumber(2)) is (spare == 0)
+    assert (len(table.rows), table.changes == before) == ((3, False) if spare == 0 else (1, True))
 
 
 @pytest.mark.parametrize("spare", [-1, 0])
@@ -309,8 +321,7 @@ def test_table_looks_rows_up_in_its_index_only_while_some_end_or_some_were_taken
     assert table.indexed is True, "some were taken"
     do(table, op(OpKind.PUT, "ab", b"1"), 7)
     do(table, op(OpKind.PUT, "ac"), 8)
-    assert not table.put_run(["aa"], [b"1"], CommitNumber(9))
-    do(table, op(OpKind.PUT, "aa"), 9)
+    assert table.put_run(["aa"], [b"1"], CommitNumber(9))
     assert [key for key, _ in table.first_rows("a")] == ["a", "aa", "ab", "ac"]
 
 

@@ -107,7 +107,6 @@ def meta_of(machine: Machine, point: SavedPoint) -> Meta:
             *(_table(table, None) for table in machine.tables.values()),
             *(_table(closing.table, closing.swept) for closing in machine.closing.values()),
         ],
-        machine.keys.first,
         machine.keys.next,
         machine.keys.forgotten_ms,
         machine.identity,

@@ -113,7 +113,6 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     sessions: int
     flows: int
     tables: list[TableMeta]
-    first_key: SequenceNumber
     next_key: SequenceNumber
     forgotten_ms: ClusterTimeMs
     identity: str

@@ -72,7 +72,7 @@ class FrozenRows(NamedTuple):
 
 
 class StoredRows:
-    """A :class:`oncegate.gateway.machine.tables.RowStore` over a store.
+    """A :class:`oncegate.gateway.machine.rows.RowStore` over a store.
 
     Args:
         table: the table's number.
