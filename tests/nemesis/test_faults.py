@@ -134,10 +134,16 @@ async def test_frames_that_were_forged_on_the_way_cost_connections_and_change_no
 
 async def test_a_starved_processor_makes_the_cluster_slow_and_no_more(scene: Scene) -> None:
     async with scene.under("starved_processor", for_each_core=2):
-        busy = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _cmdline(path) == str(os.getpid())]
-        assert len(busy) >= 2 * (os.cpu_count() or 1)
+        wanted = 2 * (os.cpu_count() or 1)
+        # A process that has just begun its program has no arguments yet.
+        await scene.until(lambda: len(_busy()) >= wanted, f"{wanted} busy processes")
+        busy = _busy()
         await scene.progress()
     assert not any(path.exists() for path in busy)
+
+
+def _busy() -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if _cmdline(path) == str(os.getpid())]
 
 
 def _cmdline(path: Path) -> str:
