@@ -29,7 +29,7 @@ def main(argv=None):
             print(f"{name:55} {bug.caught_by:50} {bug.breaks}")
             continue
         started = time.process_time()
-        caught = bug.hunt()
+        caught = bug.run()
         missed += caught is None
         took = time.process_time() - started
         print(f"{name:55} {bug.caught_by:50} {caught or 'NOT CAUGHT'} ({took:.1f} s); {bug.breaks}", flush=True)

@@ -1,10 +1,8 @@
 """All planted bugs, by name: one list of what each breaks, which checker catches it, and how it is hunted.
 
-A bug is planted in one of four places, with the means that fit there: in production code under simulated clients
-(:mod:`oncegate.proof.mutants.mutant`), in the engine under the simulator of consensus
-(:mod:`oncegate.proof.sim.engine.planted`; names begin with ``engine/``), in front of real nodes
-(:mod:`oncegate.proof.mutants.liars`; names begin with ``server/``), or in the SDK of their clients
-(:mod:`oncegate.proof.mutants.clients`; names begin with ``client/``).
+Most are changes of text (:mod:`oncegate.proof.mutants.bugs`): in production code under simulated clients, in the engine
+under the simulator of consensus (names begin with ``engine/``), or in the SDK of the clients of real nodes
+(``client/``). Others stand in front of real nodes (:mod:`oncegate.proof.mutants.liars`; ``server/``).
 """
 
 from __future__ import annotations
@@ -14,60 +12,89 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from oncegate.proof.mutants import (  # noqa: F401 - they enter their bugs
-    clients,
-    liars,
-    replication,
-    rows_that_end,
-    runs_of_puts,
-    sessions,
-    transactions,
-)
-from oncegate.proof.mutants.checks import CHECK_IN_ENGINE
-from oncegate.proof.mutants.mutant import MUTANTS
+from oncegate.proof.mutants import liars
+from oncegate.proof.mutants.bugs import BUGS, ENGINE, Bug
+from oncegate.proof.sim.engine import run as engine
 from oncegate.proof.sim.engine.plan import make_plan
-from oncegate.proof.sim.engine.planted import PLANTED
-from oncegate.proof.sim.engine.run import run_plan
+from oncegate.proof.sim.gateway.run import gateway_plan, run_plan
+from oncegate.proof.sim.gateway.scripts import SCRIPTS
+
+PLACES: Final = (ENGINE, "client/", "node/")
+SCRIPT: Final = "script "
+MUTANTS: Final = {name: bug for name, bug in BUGS.items() if not name.startswith(PLACES)}
+"""Those that simulated clients see."""
+PLANTED: Final = {name: bug for name, bug in BUGS.items() if name.startswith(ENGINE)}
+CLIENTS: Final = {name: bug for name, bug in BUGS.items() if name.startswith("client/")}
+
+
+class Caught(NamedTuple):
+    """How a bug was found: ``outcome`` is that of the run of ``seed``, the ``runs``-th one."""
+
+    seed: int
+    runs: int
+    outcome: Any
+
+
+def seeds(bug: Bug):
+    """Those that are tried; the steps of a script are the same in all of them."""
+    usual = 100 if bug.name.startswith(ENGINE) else 20
+    return range(bug.start, bug.start + (1 if bug.by.startswith(SCRIPT) else bug.runs or usual))
+
+
+def run(bug: Bug, seed, *, planted=True):
+    """Run a seed of what shows the bug, with it or without it."""
+    if planted:
+        with bug.planted():
+            return run(bug, seed, planted=False)
+    if bug.name.startswith(ENGINE):
+        return engine.run_plan(make_plan(seed, kinds=bug.kinds, **bug.fixed))
+    if bug.by.startswith(SCRIPT):
+        return SCRIPTS[bug.by.removeprefix(SCRIPT)].run(seed, watches=bug.watches)
+    return run_plan(gateway_plan(seed, bug.by, kinds=bug.kinds, **bug.fixed), watches=bug.watches)
+
+
+def says(bug: Bug, outcome):
+    """Tell whether the bug's own check has spoken in a run."""
+    if bug.name.startswith(ENGINE):
+        return outcome.checker == bug.check
+    return bug.check in {check for check, _ in outcome.findings}
+
+
+def hunt(bug: Bug):
+    """Run seeds until the bug's own check says so; None if it does not within the bound."""
+    for runs, seed in enumerate(seeds(bug), 1):
+        if says(bug, outcome := run(bug, seed)):
+            return Caught(seed, runs, outcome)
+    return None
 
 
 @dataclass(frozen=True)
-class Bug:
+class Hunt:
     """A planted bug, wherever it is planted.
 
     Attributes:
         name: unique.
         breaks: what does not hold any more.
         caught_by: the workload, script or check whose verdict shows it.
-        hunt: plants it and runs until it is caught; says by what, and when, or None.
+        run: plants it and runs until it is caught; says by what, and when, or None.
     """
 
     name: str
     breaks: str
     caught_by: str
-    hunt: Callable[[], str | None]
+    run: Callable[[], str | None]
 
 
-def _in_gateway(name):
-    caught = MUTANTS[name].hunt()
-    if caught is None:
-        return None
-    return f"{caught.verdict} after {caught.runs} of {len(MUTANTS[name].seeds)} runs"
+def _simulated(bug):
+    caught = hunt(bug)
+    return None if caught is None else f"{bug.check} after {caught.runs} of {len(seeds(bug))} runs"
 
 
-def _in_engine(name):
-    bug = PLANTED[name]
-    with bug.plant() as node_type:
-        for seed in range(bug.seeds):
-            outcome = run_plan(make_plan(seed, kinds=bug.kinds, **bug.fixed), node_type=node_type)
-            if outcome.checker == CHECK_IN_ENGINE[name]:
-                return f"{outcome.checker} at seed {seed}"
-    return None
-
-
-def _at_nodes(verdict_of, bug, workload, check):
+def _at_nodes(check, judged):
     with tempfile.TemporaryDirectory() as runs:
-        verdict = liars.shown(check, partial(verdict_of, Path(runs), workload, bug))
+        verdict = liars.shown(check, partial(judged, Path(runs)))
     return next((one.name for one in verdict.checks if one.verdict == "invalid" and one.name.startswith(check)), None)
 
 
@@ -75,26 +102,28 @@ def _first_line(text):
     return text.strip().partition("\n")[0].rstrip(".")
 
 
-CATALOGUE = {
-    bug.name: bug
-    for bug in (
-        *(Bug(name, one.breaks, one.shown_by, partial(_in_gateway, name)) for name, one in MUTANTS.items()),
+CATALOGUE: Final = {
+    one.name: one
+    for one in (
+        *(Hunt(name, bug.breaks, bug.by, partial(_simulated, bug)) for name, bug in MUTANTS.items()),
+        *(Hunt(name, bug.breaks, bug.check, partial(_simulated, bug)) for name, bug in PLANTED.items()),
         *(
-            Bug(f"engine/{name}", one.wrong, CHECK_IN_ENGINE[name], partial(_in_engine, name))
-            for name, one in PLANTED.items()
-        ),
-        *(
-            Bug(
-                f"{where}/{bug.__name__}/{workload}".replace("_", "-"),
+            Hunt(
+                f"server/{bug.__name__}/{workload}".replace("_", "-"),
                 _first_line(bug.__doc__ or bug.__name__.replace("_", " ")),
                 f"{workload}: {check}",
-                partial(_at_nodes, verdict_of, bug, workload, check),
+                partial(_at_nodes, check, partial(liars.verdict_on, workload, bug)),
             )
-            for where, verdict_of, cases in (
-                ("server", liars.verdict_on, liars.CASES),
-                ("client", clients.verdict_with, clients.CASES),
+            for bug, workload, check in liars.CASES
+        ),
+        *(
+            Hunt(
+                name,
+                bug.breaks,
+                f"{bug.by}: {bug.check}",
+                partial(_at_nodes, bug.check, partial(liars.verdict_with, bug)),
             )
-            for bug, workload, check in cases
+            for name, bug in CLIENTS.items()
         ),
     )
 }

@@ -24,6 +24,7 @@ from oncegate.proof.check.folder import RunVerdict
 from oncegate.proof.check.nemesis import Action, FaultPlan, plan_of
 from oncegate.proof.check.plan import RunPlan
 from oncegate.proof.check.runner import run
+from oncegate.proof.mutants import bugs
 
 JSON = {"Content-Type": "application/json"}
 HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding", "oncegate-leader"})
@@ -652,7 +653,7 @@ def shown(check: str, judged: Callable[[int], RunVerdict]) -> RunVerdict:
     return verdict
 
 
-def verdict_under(runs: Path, workload: str, bug: Callable[[], Bug], action: Action, times: int = 1) -> RunVerdict:
+def verdict_under(workload: str, bug: Callable[[], Bug], action: Action, runs: Path, times: int = 1) -> RunVerdict:
     """Run a workload under one fault, against three servers with a bug; ``times`` as long with the fault."""
     action = msgspec.structs.replace(action, seconds=times * action.seconds)
     plan = RunPlan(workload=workload, faults=(action.fault,), seed=7, seconds=action.end + times)
@@ -662,12 +663,20 @@ def verdict_under(runs: Path, workload: str, bug: Callable[[], Bug], action: Act
     return verdict
 
 
-class UnprovedCluster(CheckCluster):
-    """A cluster whose nodes do not check the MACs of frames."""
+class BuggyCluster(CheckCluster):
+    """A cluster of nodes with a bug of :mod:`oncegate.proof.mutants.bugs`."""
+
+    def __init__(self, bug: str, directory: Path, **options: Any) -> None:
+        super().__init__(directory, **options)
+        self._bug = bug
 
     def command(self, node_id: str) -> list[str]:
-        real, planted = "oncegate.proof.check.node_process", "oncegate.proof.mutants.unproved_node"
-        return [planted if word == real else word for word in super().command(node_id)]
+        whole = super().command(node_id)
+        at = whole.index("oncegate.proof.check.node_process")
+        return [*whole[:at], "oncegate.proof.mutants.buggy_node", self._bug, *whole[at + 1 :]]
+
+
+UNPROVED: Final = "node/unproved-frames"
 
 
 def verdict_without_macs(runs: Path, times: int = 1) -> RunVerdict:
@@ -675,13 +684,21 @@ def verdict_without_macs(runs: Path, times: int = 1) -> RunVerdict:
     action = Action("forged_links", 0.5, 2.0 * times, (), {"forgery": 1.0})
     plan = RunPlan(workload="bank", faults=(action.fault,), seed=7, seconds=action.end + 1.0)
     faults = FaultPlan(plan.seed, plan.seconds, ("n1", "n2", "n3"), plan.faults, (action,))
-    _, verdict = run(plan, runs, faults, lambda plan, faults, directory: UnprovedCluster(directory, seed=plan.seed))
+    _, verdict = run(
+        plan, runs, faults, lambda plan, faults, directory: BuggyCluster(UNPROVED, directory, seed=plan.seed)
+    )
     return verdict
 
 
-def verdict_on(runs: Path, workload: str, bug: Callable[[], Bug], times: int = 1) -> RunVerdict:
+def verdict_on(workload: str, bug: Callable[[], Bug], runs: Path, times: int = 1) -> RunVerdict:
     """Run a workload against one server with a bug, a flow against two; ``times`` 1.5 s."""
     plan = RunPlan(workload=workload, seed=7, seconds=1.5 * times, nodes=2 if workload == "flow" else 1)
     faults = plan_of(plan.seed, [], plan.seconds, plan.nodes)
     _, verdict = run(plan, runs, faults, lambda plan, faults, directory: LyingCluster(plan, faults, directory, bug()))
     return verdict
+
+
+def verdict_with(bug: bugs.Bug, runs: Path, times: int = 1) -> RunVerdict:
+    """Run a workload whose workers have a bug, against a real server that has none; ``times`` 1.5 s."""
+    with bug.planted():
+        return verdict_on(bug.by, honest, runs, times)

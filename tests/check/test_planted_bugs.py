@@ -10,7 +10,8 @@ import pytest
 
 from oncegate.proof.check.nemesis import Action
 from oncegate.proof.check.tampering import Tamperer
-from oncegate.proof.mutants import clients, liars
+from oncegate.proof.mutants import liars
+from oncegate.proof.mutants.catalogue import CLIENTS
 
 pytestmark = pytest.mark.faults
 
@@ -23,27 +24,26 @@ def _name(value: object) -> str | None:
 def test_server_that_breaks_a_promise_is_caught(
     tmp_path: Path, bug: Callable[[], liars.Bug], workload: str, check: str
 ) -> None:
-    verdict = liars.shown(check, partial(liars.verdict_on, tmp_path, workload, bug))
+    verdict = liars.shown(check, partial(liars.verdict_on, workload, bug, tmp_path))
     assert verdict.verdict == "invalid"
     found = [result for result in verdict.checks if result.verdict == "invalid" and result.name.startswith(check)]
     assert found, [(result.name, result.verdict) for result in verdict.checks]
     assert found[0].failures[0].words, "a failure is told in words"
 
 
-@pytest.mark.parametrize(("plant", "workload", "check"), clients.CASES, ids=_name)
-def test_client_that_breaks_a_promise_is_caught(
-    tmp_path: Path, plant: clients.Plant, workload: str, check: str
-) -> None:
-    verdict = liars.shown(check, partial(clients.verdict_with, tmp_path, workload, plant))
+@pytest.mark.parametrize("name", CLIENTS)
+def test_client_that_breaks_a_promise_is_caught(tmp_path: Path, name: str) -> None:
+    bug = CLIENTS[name]
+    verdict = liars.shown(bug.check, partial(liars.verdict_with, bug, tmp_path))
     found = [result.name for result in verdict.checks if result.verdict == "invalid"]
-    assert [name.startswith(check) for name in found] == [True], "no other check sees it"
+    assert [one.startswith(bug.check) for one in found] == [True], "no other check sees it"
 
 
 @pytest.mark.parametrize(("bug", "workload", "action", "check"), liars.FAULT_CASES, ids=_name)
 def test_server_that_breaks_a_promise_under_a_fault_is_caught(
     tmp_path: Path, bug: Callable[[], liars.Bug], workload: str, action: Action, check: str
 ) -> None:
-    verdict = liars.shown(check, partial(liars.verdict_under, tmp_path, workload, bug, action))
+    verdict = liars.shown(check, partial(liars.verdict_under, workload, bug, action, tmp_path))
     found = [result.name for result in verdict.checks if result.verdict == "invalid"]
     assert [name.startswith(check) for name in found].count(True) == 1, found
 
@@ -59,4 +59,4 @@ def test_nodes_that_do_not_check_the_macs_of_frames_are_caught_where_somebody_ch
 
 
 def test_honest_server_behind_the_same_proxy_is_valid(tmp_path: Path) -> None:
-    assert liars.verdict_on(tmp_path, "append", liars.honest).verdict == "valid"
+    assert liars.verdict_on("append", liars.honest, tmp_path).verdict == "valid"

@@ -18,10 +18,7 @@ from oncegate.gateway.http.server import running
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
-from oncegate.proof.mutants.forgotten import forgotten
-from oncegate.rifl import rule
-from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.rule import Replay, Standing, Verdict, decide
+from oncegate.proof.mutants.bugs import BUGS
 from tests.faults.harness.outbox_worker import TABLE, Life, key_of
 
 KILLS = int(os.environ.get("ONCEGATE_OUTBOX_KILLS", "20"))
@@ -85,12 +82,8 @@ async def test_worker_killed_at_random_points_applies_each_increment_once(
 
 
 async def test_without_duplicate_detection_the_same_run_counts_some_twice(
-    cluster: list[Node], tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    cluster: list[Node], tmp_path: Path, seed: int
 ) -> None:
-    def forgetful(tracker: ResultTracker, sequence: int, *how: int | Standing) -> Verdict:
-        verdict = decide(tracker, sequence, *how)  # type: ignore[arg-type]
-        return forgotten(tracker, sequence) if isinstance(verdict, Replay) else verdict
-
-    monkeypatch.setattr(rule, "decide", forgetful)
-    raised = await count_through(cluster, tmp_path / "worker.outbox", seed, KILLS)
+    with BUGS["apply-without-dedup"].planted():
+        raised = await count_through(cluster, tmp_path / "worker.outbox", seed, KILLS)
     assert sum(raised.values()) > KILLS * PER_LIFE

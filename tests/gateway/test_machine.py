@@ -16,14 +16,13 @@ from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.row_rule import Remembered
 from oncegate.gateway.machine.rows import DictRows, StoredRow
 from oncegate.gateway.machine.state import state_digest
-from oncegate.proof.mutants.forgotten import forgotten
+from oncegate.proof.mutants.bugs import BUGS
 from oncegate.rifl import rule
 from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_records import MemoryKeys
 from oncegate.rifl.range_rule import NewPart
-from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.rule import EXECUTE, OpVerdict, Replay, decide
+from oncegate.rifl.rule import EXECUTE, OpVerdict
 from tests.gateway.logs import told
 from tests.gateway.test_row_moves import told as items_of
 
@@ -460,11 +459,6 @@ def test_entry_of_another_version_stops_the_node_instead_of_being_guessed() -> N
         apply(Machine(), 1, 1, entry)
 
 
-def executes_without_looking(tracker: ResultTracker, sequence: int, *how: Any) -> Any:
-    """Planted bug: an operation is executed without looking at its record, and recorded again."""
-    return forgotten(tracker, sequence) if isinstance(decide(tracker, sequence, *how), Replay) else EXECUTE
-
-
 def count_with_retries() -> None:
     """Increment a counter 20 times, each sent three times in some order; a duplicate shows in the sum."""
     log = started(window=32)
@@ -477,8 +471,7 @@ def count_with_retries() -> None:
 
 def test_planted_execution_without_the_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     count_with_retries()
-    monkeypatch.setattr(rule, "decide", executes_without_looking)
-    with pytest.raises(AssertionError):
+    with BUGS["apply-without-dedup"].planted(), pytest.raises(AssertionError):
         count_with_retries()
 
 

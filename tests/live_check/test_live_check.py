@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from oncegate.gateway.machine.tables import Table
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.reads import Reads
 from oncegate.gateway.node.settings import Settings
-from oncegate.proof.mutants.forgotten import forgotten
-from oncegate.rifl import rule
+from oncegate.proof.mutants.bugs import BUGS
 from tests.conftest import Api
 from tests.gateway.http_contract import assert_problem, declare, put
 
@@ -221,8 +220,15 @@ async def test_planted_read_without_its_round_is_caught_on_a_node_that_is_behind
     assert "older than what was known" in found["first_anomaly"]
 
 
-async def test_planted_second_execution_is_caught(one: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule, "decide", lambda tracker, sequence, *_: forgotten(tracker, sequence))
+@pytest.fixture
+def executes_again() -> Iterator[None]:
+    """A retry is executed again, as a planted bug has it."""
+    with BUGS["apply-without-dedup"].planted():
+        yield
+
+
+@pytest.mark.usefixtures("executes_again")
+async def test_planted_second_execution_is_caught(one: Cluster) -> None:
     api = one.apis[0]
     client_id = await api.session()
     for _ in range(2):
@@ -231,10 +237,8 @@ async def test_planted_second_execution_is_caught(one: Cluster, monkeypatch: pyt
     assert found["first_anomaly"] == f"row rows/n: request {client_id}/1 was executed twice, at commits 1 and 2"
 
 
-async def test_planted_second_execution_through_another_node_is_caught_by_asking_all(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rule, "decide", lambda tracker, sequence, *_: forgotten(tracker, sequence))
+@pytest.mark.usefixtures("executes_again")
+async def test_planted_second_execution_through_another_node_is_caught_by_asking_all(three: Cluster) -> None:
     client_id = await three.apis[0].session()
     for api in three.apis[:2]:
         await api.operate(client_id, {"sequence": 1, "op": "increment", "table": "rows", "key": "n"})

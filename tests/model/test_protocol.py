@@ -17,16 +17,15 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import operations, put_runs, session_handlers, transactions
 from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.state import layout
-from oncegate.proof.mutants.forgotten import DropsTooEarly, executes, forgotten
-from oncegate.proof.mutants.runs_of_puts import drops_cut_runs, forgets_runs, middle_as_last
-from oncegate.rifl import result_tracker, rule
+from oncegate.proof.mutants.bugs import BUGS
+from oncegate.proof.mutants.planting import Change, planted
+from oncegate.rifl import rule
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.ids import ClientId, CommitNumber, Epoch
 from oncegate.rifl.resolve_rule import Fate, ResolveVerdict
 from oncegate.rifl.result_tracker import ResultTracker
-from oncegate.rifl.rule import Refusal, Replay, Standing, Verdict, decide, standing
-from oncegate.rifl.session import SessionRecord, SessionTable
+from oncegate.rifl.rule import Replay, Standing, Verdict, decide, standing
+from oncegate.rifl.session import SessionRecord
 from tests.model.machines import CLIENT, LEASE_MS
 from tests.model.protocol import Bounds, Model, search
 
@@ -69,11 +68,16 @@ def answers_anew(tracker: ResultTracker, *how: Any) -> Verdict:
     return Replay(CompletionRecord(record.fingerprint, record.commit + tracker.highest, record.result))
 
 
-def retries_a_refusal(tracker: ResultTracker, sequence: int, *how: Any) -> Verdict:
-    """Executes again what was refused, as if a retry deserved another chance."""
-    verdict = decide(tracker, sequence, *how)
-    result = verdict.record.result if isinstance(verdict, Replay) else None
-    return forgotten(tracker, sequence) if result is not None and result.refusal is not None else verdict
+RETRIES_A_REFUSAL = Change(
+    "rifl/rule.py",
+    "        return Replay(record) if record.fingerprint == fingerprint",
+    """
+        if record.result is not None and record.result.refusal is not None:
+            tracker._records.pop(sequence)
+            return EXECUTE
+        return Replay(record) if record.fingerprint == fingerprint""",
+)
+"""What was refused is executed again, as if a retry deserved another chance."""
 
 
 def applies_half(machine: Machine, first: CommitNumber, writes: list[Any], *author: Any) -> None:
@@ -81,21 +85,9 @@ def applies_half(machine: Machine, first: CommitNumber, writes: list[Any], *auth
     apply_together(machine, first, writes[:1], *author)
 
 
-def no_fence(session: SessionRecord, epoch: int, now_ms: int) -> Standing:
-    """Serves every epoch."""
-    return standing(session, session.epoch, now_ms)
-
-
 def no_lease(session: SessionRecord, epoch: int, now_ms: int) -> Standing:
     """Never looks at the lease."""
     return standing(session, epoch, 0)
-
-
-def reaps_blindly(self: SessionTable, client_id: int, now_ms: int) -> bool:
-    """Drops whom the leader named, without a look at the lease."""
-    known = self.get(client_id) is not None
-    self.close(client_id)
-    return known
 
 
 def revives(machine: Machine, command: c.Operate) -> Any:
@@ -117,68 +109,76 @@ def forgets(machine: Machine, command: c.TakeOver) -> Any:
     return done
 
 
-class Planted(NamedTuple):
-    """A rule that is broken, by patches (owner, attribute, replacement) or in the model, and what is complained of."""
+class Broken(NamedTuple):
+    """A rule that is broken, by changes of text, by patches (owner, attribute, replacement) or in the model."""
 
     bug: str
     complaint: str
+    changes: tuple[Change, ...] = ()
     patches: tuple[tuple[Any, Any, Any], ...] = ()
     model: Callable[[Bounds], Model] = Model
     bounds: Bounds = Bounds()
 
 
+USUAL = Bounds()
+
+
+def as_known(name: str, complaint: str, bounds: Bounds = USUAL) -> Broken:
+    """Return a rule that is broken as one of the planted bugs says."""
+    return Broken(BUGS[name].breaks, complaint, BUGS[name].changes, bounds=bounds)
+
+
 EXECUTED_LATE = "executed after the lease had ended"
-PLANTED = (
-    Planted("records are not looked at", "executed twice", ((rule, "decide", executes(Replay)),)),
-    Planted("stale is new", "after it had been acknowledged", ((rule, "decide", executes(Refusal.STALE)),)),
-    Planted("ack is inclusive", "executed twice", ((session_handlers, "ResultTracker", DropsTooEarly),)),
-    Planted("replay is made anew", "has changed", ((rule, "decide", answers_anew),)),
-    Planted("older epoch is served", "was served although", ((operations, "standing", no_fence),)),
-    Planted("lease is not looked at", EXECUTED_LATE, ((operations, "standing", no_lease),)),
-    Planted("reaping is not checked again", "reaped while its lease lives", ((SessionTable, "reap", reaps_blindly),)),
-    Planted("reaped session is new", EXECUTED_LATE, ((HANDLERS, c.Operate, revives),)),
-    Planted("take-over forgets", "its result is lost", ((HANDLERS, c.TakeOver, forgets),)),
-    Planted("seal is not remembered", "after it had been sealed", ((ResultTracker, "seal", lambda *_: None),)),
-    Planted(
+BROKEN = (
+    as_known("apply-without-dedup", "executed twice"),
+    as_known("stale-is-new", "after it had been acknowledged"),
+    as_known("ack-off-by-one", "executed twice"),
+    as_known("no-fence", "was served although"),
+    as_known("reaped-while-live", "reaped while its lease lives"),
+    as_known("resolve-without-seal", "after it had been sealed"),
+    as_known("run-record-of-another", "has changed", RUNS),
+    as_known("ack-drops-rest-of-run", "executed twice", RUNS),
+    as_known("snapshot-without-runs", "executed twice", RUNS),
+    Broken("replay is made anew", "has changed", patches=((rule, "decide", answers_anew),)),
+    Broken("lease is not looked at", EXECUTED_LATE, patches=((operations, "standing", no_lease),)),
+    Broken("reaped session is new", EXECUTED_LATE, patches=((HANDLERS, c.Operate, revives),)),
+    Broken("take-over forgets", "its result is lost", patches=((HANDLERS, c.TakeOver, forgets),)),
+    Broken(
         "resolve seals what is recorded",
         "was sealed as never executed, but it was executed",
-        ((session_handlers, "resolve", lambda *_: ResolveVerdict(Fate.SEALED)),),
+        patches=((session_handlers, "resolve", lambda *_: ResolveVerdict(Fate.SEALED)),),
     ),
-    Planted(
+    Broken(
         "transaction does its first write alone",
         "not what was executed as a whole",
-        ((transactions, "write_together", applies_half),),
+        patches=((transactions, "write_together", applies_half),),
     ),
-    Planted(
+    Broken(
         "condition of a transaction is not looked at",
         "not what it was decided by",
-        ((transactions, "_failed_condition", lambda *_: None),),
+        patches=((transactions, "_failed_condition", lambda *_: None),),
     ),
-    Planted("refusal is not remembered", "executed twice", ((rule, "decide", retries_a_refusal),)),
-    Planted(
-        "record in a run is another's", "has changed", ((result_tracker, "_record_of", middle_as_last),), bounds=RUNS
-    ),
-    Planted("ack drops a run's rest", "executed twice", ((result_tracker, "_from", drops_cut_runs),), bounds=RUNS),
-    Planted("runs are not saved", "executed twice", ((layout, "encode_session", forgets_runs),), bounds=RUNS),
-    Planted("answer comes before the commit", "was told before", model=partial(Model, answers_early=True)),
+    Broken("refusal is not remembered", "executed twice", (RETRIES_A_REFUSAL,)),
+    Broken("answer comes before the commit", "was told before", model=partial(Model, answers_early=True)),
 )
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=[planted.bug for planted in PLANTED])
-def test_broken_rule_is_found_with_a_shortest_way_to_it(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    for patch in planted.patches:
+@pytest.mark.parametrize("broken", BROKEN, ids=[broken.bug for broken in BROKEN])
+def test_broken_rule_is_found_with_a_shortest_way_to_it(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    for patch in broken.patches:
         (monkeypatch.setitem if patch[0] is HANDLERS else monkeypatch.setattr)(*patch)
     monkeypatch.setattr(put_runs, "RUN_MIN", 2)
-    found = search(planted.model(planted.bounds))
+    with planted(broken.changes):
+        found = search(broken.model(broken.bounds))
     assert found.trace is not None, f"{found.states} states and no complaint"
     show(f"{found.states:,} states", *found.trace)
-    assert planted.complaint in found.trace[-1]
+    assert broken.complaint in found.trace[-1]
     assert len(found.trace) <= 12
 
 
-def test_way_to_a_broken_promise_is_a_shortest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_way_to_a_broken_promise_is_a_shortest_one() -> None:
     """Open, commit, hear, the same operation twice, two commits: nothing of it can be left out."""
-    monkeypatch.setattr(rule, "decide", executes(Replay))
-    trace = search(Model(Bounds())).trace
+    with BUGS["apply-without-dedup"].planted():
+        trace = search(Model(Bounds())).trace
     assert trace is not None
     assert " ".join(step.split()[0] for step in trace) == "deliver commit first deliver deliver commit commit"

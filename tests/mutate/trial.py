@@ -27,6 +27,7 @@ import msgspec
 import pytest
 from _pytest.main import pytest_runtestloop
 
+from oncegate.proof.mutants import planting
 from tests.mutate import patched
 from tests.mutate.changes import Change
 from tests.mutate.targets import ROOT
@@ -84,7 +85,7 @@ def run(changes: Iterable[Change], tests: Sequence[str], *, jobs: int, seconds_m
     outside: list[Change] = []
     called: dict[str, frozenset[tuple[str, int]]] = {}
     for change in changes:
-        exchanged = patched.exchanges(change.path, change.code)
+        exchanged = planting.exchanges(change.path, change.code)
         if exchanged and change.path not in called:
             called[change.path] = _called_by_import(change.path)
         late = exchanged is not None and called.get(change.path, frozenset()).isdisjoint(exchanged)
@@ -147,7 +148,7 @@ class _Host:
         """Try all changes; see :func:`run`."""
         numbers = {id(change): number for number, change in enumerate(self._changes)}
         reach = self._reach = _reached(self._changes[0].path, session) if len(self._changes) > 1 else {}
-        functions = patched.functions(self._changes[0].path)
+        functions = planting.functions(self._changes[0].path)
         # Nothing of ours is garbage any more, and a child that looks for some would copy all pages.
         gc.collect()
         gc.freeze()
@@ -203,7 +204,7 @@ def _patched(
     reach: dict[str, _Reach],
     functions: dict[tuple[str, int], list[FunctionType]],
 ) -> int:
-    changed = patched.exchanges(change.path, change.code)
+    changed = planting.exchanges(change.path, change.code)
     assert changed is not None
     # All of them run if none fails: what a fixture of a whole module calls is told for its first test alone.
     unknown = _Reach(frozenset(), 0.0)

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.proof.mutants.catalogue import CATALOGUE
+from oncegate.proof.mutants.catalogue import PLANTED, hunt, seeds
 from oncegate.proof.sim.engine.__main__ import main
 from oncegate.proof.sim.engine.clock import NodeClock, Scheduler
 from oncegate.proof.sim.engine.command import shrink
 from oncegate.proof.sim.engine.faults import DEFAULT_MIX
 from oncegate.proof.sim.engine.plan import make_plan
-from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.run import run_plan
 
 SEEDS = 120
@@ -70,10 +69,10 @@ def test_a_seed_repeats_exactly_in_any_process():
 
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_a_planted_bug_is_caught_by_the_check_that_it_is_for(name):
-    bug = CATALOGUE[f"engine/{name}"]
-    caught = bug.hunt()
-    assert caught is not None, f"{bug.caught_by!r} says nothing in {PLANTED[name].seeds} seeds: {bug.breaks}"
-    print(f"{name}: {bug.breaks}: {caught}")
+    bug = PLANTED[name]
+    caught = hunt(bug)
+    assert caught is not None, f"{bug.check!r} says nothing in {len(seeds(bug))} seeds: {bug.breaks}"
+    print(f"{name}: {bug.breaks}: {bug.check} at seed {caught.seed}")
 
 
 def test_the_same_plans_pass_without_the_bug():
@@ -86,11 +85,9 @@ def test_the_same_plans_pass_without_the_bug():
 
 
 def test_a_failing_plan_shrinks_and_still_fails_the_same_way():
-    with PLANTED["votes-for-any-log"].plant() as node_type:
-        whole = next(
-            outcome for seed in range(100) if (outcome := run_plan(make_plan(seed), node_type=node_type)).failed
-        )
-        small, runs = shrink(whole, lambda plan: run_plan(plan, node_type=node_type), runs_max=60)
+    with PLANTED["engine/votes-for-any-log"].planted():
+        whole = next(outcome for seed in range(100) if (outcome := run_plan(make_plan(seed))).failed)
+        small, runs = shrink(whole, run_plan, runs_max=60)
     assert small.checker == whole.checker
     assert len(small.plan.faults) < len(whole.plan.faults)
     assert runs <= 60

@@ -13,9 +13,11 @@ import shlex
 import sys
 from collections import Counter
 
+from oncegate.proof.mutants.bugs import BUGS, ENGINE
 from oncegate.proof.sim.engine.command import add_part, is_part, length_words, only_words, run_seeds, shrunk
-from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.run import Job, chosen_plan, run_chosen, whole_plan
+
+PLANTED = sorted(name.removeprefix(ENGINE) for name in BUGS if name.startswith(ENGINE))
 
 
 def _arguments(argv):
@@ -29,7 +31,7 @@ def _arguments(argv):
     parser.add_argument("--faults", help="kinds of faults, separated by commas, instead of the usual mix")
     parser.add_argument("--also", help="kinds of faults beside the usual mix")
     add_part(parser)
-    parser.add_argument("--planted", choices=sorted(PLANTED), help="plant a bug")
+    parser.add_argument("--planted", choices=PLANTED, help="plant a bug")
     parser.add_argument("--trace", action="store_true", help="print every message of --seed")
     parser.add_argument("--no-shrink", action="store_true", help="print the failing seed as it is")
     return parser.parse_args(argv)

@@ -14,12 +14,12 @@ import pysyncobj.syncobj
 
 import oncegate.consensus.log.identity
 import oncegate.consensus.log.wal
+from oncegate.proof.mutants.bugs import BUGS, ENGINE
 from oncegate.proof.sim.engine.command import part_of
 from oncegate.proof.sim.engine.engine_node import EngineNode
 from oncegate.proof.sim.engine.faults import DEFAULT_MIX
 from oncegate.proof.sim.engine.observe import Violation
 from oncegate.proof.sim.engine.plan import Plan, make_plan
-from oncegate.proof.sim.engine.planted import PLANTED
 from oncegate.proof.sim.engine.stage import Stage
 from oncegate.proof.sim.engine.world import World
 
@@ -118,9 +118,9 @@ def chosen_plan(seed, options):
 
 def run_chosen(plan, options, trace=None) -> Outcome:
     if options.planted:
-        with PLANTED[options.planted].plant() as node_type:
-            return run_plan(plan, node_type=node_type, trace=trace)
-    return run_plan(plan, node_type=EngineNode, trace=trace)
+        with BUGS[ENGINE + options.planted].planted():
+            return run_plan(plan, trace=trace)
+    return run_plan(plan, trace=trace)
 
 
 class Job:
