@@ -62,13 +62,11 @@ class Network:
         *,
         latency_s: float,
         late_s: float,
-        closes_replaced: bool = False,
         reconnect_s: float = 0.05,
         on_delivery: Callable[[str, str, int, object], None] = lambda source, target, epoch, message: None,
     ) -> None:
         self._scheduler, self._rng, self._nodes = scheduler, rng, nodes
         self._latency_s, self._late_s, self._reconnect_s = latency_s, late_s, reconnect_s
-        self._closes_replaced = closes_replaced
         self._on_delivery = on_delivery
         self._epoch = 0
         self._current: dict[tuple[str, str], Connection] = {}
@@ -126,16 +124,10 @@ class Network:
         else:
             self._extra.pop((source, target), None)
 
-    def cut(self, a: str, b: str, *, unaware: str | None = None, lag_s: float = 0.0) -> None:
-        """Break the connections of a pair.
-
-        ``unaware`` does not notice, and goes on reading from what is left: all that was sent comes, ``lag_s`` late.
-        """
+    def cut(self, a: str, b: str) -> None:
+        """Break the connections of a pair."""
         for connection in list(self._open.get(_pair(a, b), ())):
-            self._break(connection, None if unaware is None else 0.0, unaware)
-            if unaware is not None:
-                connection.lag = lag_s
-                connection.kept = dict(connection.sent)
+            self._break(connection, None)
 
     def died(self, name: str, *, silent: bool) -> None:
         """A node is gone; a machine that lost power says nothing, a process that died has its connections closed."""
@@ -173,14 +165,11 @@ class Network:
             self._break(connection, 0.0)
             return
         connection.up[end] = True
-        replaced = self._current.get((end, peer))
-        if self._closes_replaced and replaced is not None and replaced is not connection:
-            replaced.noticed[end] = True
         self._current[end, peer] = connection
         self._nodes[end].connected(peer, connection.epoch)
         self._release(connection, peer)
 
-    def _break(self, connection: Connection, notice_s: float | None, unaware: str | None = None) -> None:
+    def _break(self, connection: Connection, notice_s: float | None) -> None:
         if connection.broken:
             return
         rng = self._rng
@@ -193,8 +182,7 @@ class Network:
             delay = notice_s
             if delay is None:
                 delay = rng.random() * (0.002 if rng.random() < 0.7 else 0.5)
-            if end != unaware:
-                self._scheduler.after(delay, self._notice, connection, end)
+            self._scheduler.after(delay, self._notice, connection, end)
         self._scheduler.after(10.0, self._forget, connection)
 
     def _notice(self, connection: Connection, end: str) -> None:

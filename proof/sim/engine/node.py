@@ -1,8 +1,8 @@
 """One machine of the simulated cluster: a disk and a clock that outlive the processes on it.
 
 Owns life and death, and time: while a process waits for its disk the rest of the world goes on, and what comes for it
-waits too. What runs in the process is a subclass (:mod:`oncegate.proof.sim.engine.engine_node`,
-:mod:`oncegate.proof.sim.engine.stock_node`). Read next: :mod:`oncegate.proof.sim.engine.world`.
+waits too. What runs in the process is a subclass (:mod:`oncegate.proof.sim.engine.engine_node`). Read next:
+:mod:`oncegate.proof.sim.engine.world`.
 """
 
 from __future__ import annotations

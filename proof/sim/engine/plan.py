@@ -49,8 +49,6 @@ class Plan:
     """Bytes of padding of a command."""
     settles: bool = True
     """In the end everybody must agree; without it, what was seen until then is all."""
-    closes_replaced: bool = False
-    """A connection that is replaced is closed, so that nothing more comes from it."""
     joiners: tuple[str, ...] = ()
     """Machines that are no members at first, and may be added."""
     save_every: int | None = None

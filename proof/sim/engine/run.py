@@ -10,8 +10,6 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import pysyncobj.syncobj
-
 import oncegate.consensus.log.identity
 import oncegate.consensus.log.wal
 from oncegate.proof.mutants.bugs import BUGS, ENGINE
@@ -26,8 +24,6 @@ from oncegate.proof.sim.engine.world import World
 REPLACED = (
     (oncegate.consensus.log.wal, "secrets"),
     (oncegate.consensus.log.identity, "uuid"),
-    (pysyncobj.syncobj, "monotonicTime"),
-    (pysyncobj.syncobj, "random"),
 )
 
 
@@ -62,9 +58,9 @@ def undisturbed():
             setattr(module, name, original)
 
 
-def run_plan(plan: Plan, *, node_type=EngineNode, checkers=None, trace=None) -> Outcome:
+def run_plan(plan: Plan, *, node_type=EngineNode, trace=None) -> Outcome:
     """Run one plan to its end or to the first violation; an error of the code under test counts as one."""
-    world = World(plan, node_type=node_type, checkers=checkers, trace=trace)
+    world = World(plan, node_type=node_type, trace=trace)
     failure = ()
     with undisturbed():
         try:

@@ -1,48 +1,17 @@
 """Faults that are a small script of their own: sequences which chance finds too seldom.
 
-Weight 0: they run where a family (:mod:`oncegate.proof.sim.engine.stock_families`) or a planted bug asks for them. Read
-next: :mod:`oncegate.proof.sim.engine.faults`.
+Weight 0: they run where a test or a planted bug asks for them. Read next: :mod:`oncegate.proof.sim.engine.faults`.
 """
 
 from __future__ import annotations
 
 from itertools import permutations
 
-from oncegate.proof.sim.engine.faults import LEADER, _down_s, register
+from oncegate.proof.sim.engine.faults import LEADER, register
 from oncegate.proof.sim.engine.observe import Violation
 
 ELECTED_WITHIN_S = 2.0
 """With the election time-outs of the default settings."""
-
-
-@register("script: leader dies", 0)
-class LeaderDies:
-    """The leader's process is killed; its disk stays."""
-
-    @staticmethod
-    def draw(rng, names):
-        return (rng.uniform(1.5, 3.0),)
-
-    @staticmethod
-    def apply(world, down_s):
-        node = world.node(LEADER)
-        if node is not None:
-            node.die(power=False, down_s=down_s)
-
-
-@register("script: power loss", 0)
-class PowerGoes:
-    """All machines lose power."""
-
-    @staticmethod
-    def draw(rng, names):
-        return tuple(_down_s(rng) for _ in names)
-
-    @staticmethod
-    def apply(world, *downs_s):
-        for node, down_s in zip(world.nodes.values(), downs_s, strict=True):
-            if node.alive:
-                node.die(power=True, down_s=down_s)
 
 
 def _cut_off(world, side):
@@ -52,36 +21,6 @@ def _cut_off(world, side):
     pairs = out + [(b, a) for a, b in out]
     world.network.block(pairs)
     return others, pairs
-
-
-@register("script: leader alone", 0)
-class LeaderAlone:
-    """The leader is cut off, with or without compaction of the others meanwhile; connections break and come back."""
-
-    @staticmethod
-    def draw(rng, names):
-        return rng.uniform(2.0, 4.5), rng.random()
-
-    compacts = True
-
-    @classmethod
-    def apply(cls, world, seconds, when):
-        node = world.node(LEADER)
-        if node is None:
-            return
-        others, pairs = _cut_off(world, [node.name])
-        world.scheduler.after(seconds, world.network.unblock, pairs)
-        for other in others:
-            world.scheduler.after(min(seconds, 0.2), world.network.cut, node.name, other)
-        for other in others if cls.compacts else ():
-            world.scheduler.after(seconds * (0.7 + 0.2 * when), world.compact, other)
-
-
-@register("script: leader cut off", 0)
-class LeaderCutOff(LeaderAlone):
-    """The same without compaction."""
-
-    compacts = False
 
 
 @register("script: left behind", 0)
@@ -177,38 +116,6 @@ class AcksHeldBack:
 
         quick = others[0]
         watch()
-
-
-@register("script: reconnect", 0)
-class Reconnect:
-    """A follower's connection is replaced while old bytes are under way; the other lags; the leader dies."""
-
-    @staticmethod
-    def draw(rng, names):
-        return rng.uniform(0.2, 0.5), rng.uniform(0.1, 0.3), rng.uniform(0.0, 0.1), rng.uniform(1.0, 2.0)
-
-    @staticmethod
-    def apply(world, cut_s, lag_s, wait_s, down_s):
-        leader = world.node(LEADER)
-        if leader is None:
-            return
-        later = world.scheduler.after
-        others = [name for name in world.nodes if name != leader.name]
-        # The side that dials must notice the break, or there is no second connection.
-        follower = max(others)
-        if follower < leader.name:
-            return
-        others.remove(follower)
-        out = [(leader.name, other) for other in others]
-        world.network.block(out)
-        later(cut_s + lag_s + wait_s + 1.0, world.network.unblock, out)
-        later(cut_s, lambda: world.network.cut(leader.name, follower, unaware=follower, lag_s=lag_s))
-
-        def dies():
-            if leader.alive:
-                leader.die(power=False, down_s=down_s)
-
-        later(cut_s + lag_s + wait_s, dies)
 
 
 @register("script: leader dies, others connected in part", 0)

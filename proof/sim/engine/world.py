@@ -55,7 +55,6 @@ class World:
             self.nodes,
             latency_s=plan.latency_s,
             late_s=plan.late_s,
-            closes_replaced=plan.closes_replaced,
             on_delivery=self._delivered,
         )
         self.clients = self.new_clients()
@@ -243,12 +242,6 @@ class World:
         """From now on this node may refuse to start."""
         self._damaged.add(name)
         self.counts["flips"] += 1
-
-    def compact(self, name):
-        """Ask a node to compact its log now."""
-        node = self.nodes[name]
-        if node.alive:
-            node.compact()
 
     def damaged(self, name):
         return name in self._damaged
