@@ -6,10 +6,13 @@ Owns: which tasks tell a client, and that each of them ends. What is told belong
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiohttp import web
+
+from oncegate.gateway import wire
+from oncegate.gateway.http.routing import EVENT_STREAM
 
 SWEEP_S: Final = 1.0
 """How soon a stream ends whose client has gone: aiohttp does not tell its handler."""
@@ -24,6 +27,12 @@ class EventStream(NamedTuple):
 
 EventStreams: TypeAlias = dict[Any, EventStream]
 """The streams of one kind, by the task that tells the client."""
+
+
+def response(commit: int, headers: Mapping[str, str]) -> web.StreamResponse:
+    """Return the response that a stream is, which begins at a commit number; ``headers`` it has too."""
+    fixed = {wire.H_COMMIT: str(commit), "Content-Type": EVENT_STREAM, "Cache-Control": "no-store"}
+    return web.StreamResponse(headers={**fixed, **headers})
 
 
 def keep(app: web.Application, key: web.AppKey[EventStreams]) -> None:

@@ -176,11 +176,6 @@ async def attempted(node: Node, command: c.AnyOperate | c.Range, size: int) -> A
     return await waiting
 
 
-async def submitted(request: web.Request, command: c.Command, size: int) -> web.Response:
-    """Order a command of roughly ``size`` bytes and respond with its answer; raises what the node refuses."""
-    return respond(request, await request.app[NODE].submit(command, size))
-
-
 def local(request: web.Request, found: Any, *, memory_ms: int | None = None) -> web.Response:
     """Respond with a value read from the local state."""
     return respond(request, Answer(found, request.app[NODE].machine.commit, memory_ms=memory_ms))
@@ -268,24 +263,6 @@ def check_owner(tenant: str, machine: Machine, client_id: int) -> None:
     session = machine.sessions.get(client_id)
     if session is not None and session.tenant != tenant:
         raise OncegateError(Code.FORBIDDEN, "the session belongs to another tenant")
-
-
-def client_of(request: web.Request) -> int:
-    """Return the client id of the path; raises BAD_REQUEST."""
-    return request_bodies.check_client_id(request.match_info["client_id"])
-
-
-def path_name(request: web.Request, part: str) -> str:
-    """Return a table's, flow's or consumer's name from the path; raises BAD_REQUEST."""
-    return request_bodies.check_name(request.match_info[part], part)
-
-
-def forced(request: web.Request) -> bool:
-    """Return ``?force=``; raises BAD_REQUEST."""
-    force = request.query.get("force", "false")
-    if force not in ("true", "false"):
-        raise request_bodies.bad("force is true or false")
-    return force == "true"
 
 
 def number(text: str, what: str, *, least: int = 1) -> int:

@@ -8,35 +8,17 @@ docstrings.
 from __future__ import annotations
 
 import http
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from oncegate.flows.flow import NAME_PATTERN
 from oncegate.gateway import wire
-from oncegate.gateway.http.routing import Parameter, Raw, Route
-from oncegate.gateway.machine.commands import KEY_BYTES_MAX
+from oncegate.gateway.http.control_routes import PATH_PARTS
+from oncegate.gateway.http.routing import PATH_PART, Parameter, Raw, Route
 from oncegate.rifl.errors import REGISTRY, Code
-from oncegate.rifl.ids import ID_MAX
 
 _REFERENCE: Final = "#/components/schemas/{name}"
-_PATH_PART: Final = re.compile(r"\{(\w+)(?::(?:[^{}]|\{[^{}]*\})*)?\}")
-_NAME: Final = {"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$"}
-_NUMBER: Final = {"type": "integer", "minimum": 1, "maximum": ID_MAX}
-PATH_PARTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "table": _NAME,
-    "flow": _NAME,
-    "name": _NAME,
-    "key": {"type": "string", "minLength": 1, "maxLength": KEY_BYTES_MAX},
-    "client_id": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
-    "sequence": _NUMBER,
-    "n": _NUMBER,
-    "id": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,31}$"},
-    "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-}
-"""What the parts of paths look like; a new part needs a line here."""
 EVERYWHERE: Final = (Code.BAD_REQUEST, Code.QUOTA, Code.OVERLOADED, Code.INTERNAL)
 """Refusals that any route can give."""
 WITH_TOKEN: Final = (Code.UNAUTHENTICATED, Code.FORBIDDEN)
@@ -57,7 +39,7 @@ def document(routes: Iterable[Route], version: str) -> bytes:
     components["Problem"]["properties"]["code"] = {"type": "string", "enum": [code.value for code in Code]}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        item = paths.setdefault(_PATH_PART.sub(r"{\1}", route.path), {})
+        item = paths.setdefault(PATH_PART.sub(r"{\1}", route.path), {})
         item[route.method.lower()] = _operation(route)
         if route.method == "GET" and route.head:
             item["head"] = _head(item["get"])
@@ -87,7 +69,8 @@ def document(routes: Iterable[Route], version: str) -> bytes:
 def _operation(route: Route) -> dict[str, Any]:
     text = (route.handler.__doc__ or "").strip()
     parts = [
-        Parameter(name, PATH_PARTS[name], "", where="path", required=True) for name in _PATH_PART.findall(route.path)
+        Parameter(name, PATH_PARTS[name].schema, "", where="path", required=True)
+        for name in PATH_PART.findall(route.path)
     ]
     found: dict[str, Any] = {
         "operationId": f"{route.group}.{route.handler.__name__}",

@@ -7,9 +7,10 @@ clients get (:mod:`oncegate.gateway.http.openapi`). A route without such a line 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from aiohttp import web
 
@@ -27,6 +28,7 @@ UNNAMED: Final = "application/octet-stream"
 """What aiohttp calls a body whose sender named no type."""
 FORM: Final = "application/x-www-form-urlencoded"
 """What ``curl -d`` calls any body."""
+PATH_PART: Final = re.compile(r"\{(\w+)(?::(?:[^{}]|\{[^{}]*\})*)?\}")
 ANYTHING: Final = "*/*"
 """A body of any type, where a header that no page on the web may send says how to read it."""
 EVENT_STREAM: Final = "text/event-stream"
@@ -51,6 +53,8 @@ class Parameter:
     text: str
     where: str = "query"
     required: bool = False
+    most: int = ID_MAX
+    """A greater number counts as this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +134,10 @@ LEVEL: Final = (
         "commit number that the answer must reflect",
     ),
 )
-FORCE: Final = Parameter("force", {"type": "boolean", "default": False}, "although it has rows, or consumers")
+Force = Annotated[bool, Parameter("force", {"type": "boolean", "default": False}, "although it has rows, or consumers")]
 IF_NONE_MATCH: Final = Parameter("If-None-Match", {"type": "string"}, "ETags that the caller holds", "header")
 
 
-class Routes(list[Route]):
-    """The routes of a group; ``@ROUTES.add("GET", path, …)`` declares the function below it as handler."""
-
-    def __init__(self, group: str) -> None:
-        super().__init__()
-        self._group = group
-
-    def add(
-        self, method: str, path: str, scope: Scope | None, answers: Mapping[int, Any], **given: Any
-    ) -> Callable[[Handler], Handler]:
-        """Return a decorator that adds a function as a route's handler; ``given``: further fields of :class:`Route`."""
-
-        def declared(handler: Handler) -> Handler:
-            self.append(Route(method, path, handler, self._group, scope, answers, **given))
-            return handler
-
-        return declared
+def limit(most: int) -> Parameter:
+    """Return the parameter that bounds a page, which has never more than ``most``."""
+    return Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {most} come", most=most)

@@ -12,26 +12,18 @@ from aiohttp import web
 
 from oncegate.consensus.ports import ReplicaStatus
 from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
 from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
 from oncegate.gateway.explain.timeline import Explained
 from oncegate.gateway.http import openapi, request_bodies
 from oncegate.gateway.http.admission.connections import CONNECTIONS
 from oncegate.gateway.http.admission.tables import check_tables
-from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.control_routes import Routes
+from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.metrics import exposition
-from oncegate.gateway.http.negotiation import (
-    BODIES,
-    IDENTITY,
-    NODE,
-    body,
-    local,
-    number,
-    problem,
-    respond,
-    tenant_of,
-)
+from oncegate.gateway.http.negotiation import BODIES, NODE, number, problem
 from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS
-from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route, Routes
+from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route
 from oncegate.gateway.machine import levels
 from oncegate.gateway.node.administration import AddMember, MoveLeader, RemoveMember, RepairMember, Request
 from oncegate.gateway.node.commit_stall import stall_of
@@ -52,6 +44,7 @@ _EXPLAIN: Final = (
     Parameter("key", {"type": "string"}, "the row's key, with table"),
 )
 _CHANGE: Final = (Code.CONFLICT, *PROPOSED)
+_MEMBERS: Final = "/v1/cluster/members"
 _described: Final = web.AppKey[Callable[[], bytes]]("openapi")
 _cluster, _members, _explain = Routes("cluster"), Routes("members"), Routes("explain")
 _check, _description = Routes("check"), Routes("description")
@@ -148,12 +141,11 @@ def members_of(node: Node) -> list[Member]:
     return members
 
 
-@_cluster.add("GET", "/v1/cluster", Scope.READ, {200: ClusterState}, needs_state=False)
-async def cluster(request: web.Request) -> web.StreamResponse:
+@_cluster.told("GET", "/v1/cluster", Scope.READ, needs_state=False)
+def cluster(node: Node) -> ClusterState:
     """``GET /v1/cluster``: as this node sees it, at once; it answers without a quorum too."""
-    node = request.app[NODE]
     status = node.replica.status()
-    state = ClusterState(
+    return ClusterState(
         node=status.node_id,
         role=status.role.value,
         leader=status.leader_id,
@@ -178,16 +170,15 @@ async def cluster(request: web.Request) -> web.StreamResponse:
         level_known=levels.NEWEST,
         settings=node.settings.for_new_member(),
     )
-    return local(request, state)
 
 
-@_cluster.add("GET", "/livez", None, {200: _OK}, needs_state=False)
+@_cluster.add("GET", "/livez", None, _OK, needs_state=False)
 async def livez(request: web.Request) -> web.StreamResponse:
     """``GET /livez``: the process answers."""
     return web.Response(text="ok\n")
 
 
-@_cluster.add("GET", "/readyz", None, {200: _OK}, errors=(Code.NOT_READY,))
+@_cluster.add("GET", "/readyz", None, _OK, errors=(Code.NOT_READY,))
 async def readyz(request: web.Request) -> web.StreamResponse:
     """``GET /readyz``: 200 when this node can answer a linearizable request, now, has room for writes, and commits, and
     a new cluster has the level that its members know.
@@ -216,7 +207,7 @@ def _unconnected(status: ReplicaStatus) -> str:
     return f"; {status.node_id} is not connected with {', '.join(away)}" if away else ""
 
 
-@_cluster.add("GET", "/metrics", Scope.READ, {200: _METRICS}, needs_state=False)
+@_cluster.add("GET", "/metrics", Scope.READ, _METRICS, needs_state=False)
 async def metrics(request: web.Request) -> web.StreamResponse:
     """``GET /metrics``: Prometheus text."""
     app = request.app
@@ -227,119 +218,90 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
-@_members.add(
-    "POST",
-    "/v1/cluster/members",
-    Scope.ADMIN,
-    {200: Changed},
-    body=NewMember,
-    errors=_CHANGE,
-    needs_state=False,
-    act="member.add",
-)
-async def add(request: web.Request) -> web.StreamResponse:
+@_members.told("POST", _MEMBERS, Scope.ADMIN, *_CHANGE, needs_state=False, act="member.add")
+async def add(node: Node, sent: NewMember) -> Changed:
     """``POST /v1/cluster/members``: answered when the node votes, or TIMEOUT (it goes on catching up)."""
-    new = await body(request, NewMember)
     try:
-        address = MemberAddress.parse(f"{new.id}={bracketed(new.host)}:{new.http_port}:{new.peer_port}")
+        address = MemberAddress.parse(f"{sent.id}={bracketed(sent.host)}:{sent.http_port}:{sent.peer_port}")
     except ValueError as fault:
         raise request_bodies.bad(str(fault)) from None
-    others = [one for one in request.app[NODE].members.values() if one.node_id != address.node_id]
+    others = [one for one in node.members.values() if one.node_id != address.node_id]
     if shared := shared_address([*others, address]):
         raise OncegateError(Code.CONFLICT, f"{shared} is the address of another member")
-    return await _changed(request, AddMember(*address))
+    return await _changed(node, AddMember(*address))
 
 
-@_members.add(
-    "DELETE",
-    "/v1/cluster/members/{id}",
-    Scope.ADMIN,
-    {200: Changed},
-    errors=(Code.NOT_FOUND, *_CHANGE),
-    needs_state=False,
-    act="member.remove",
+@_members.told(
+    "DELETE", _MEMBERS + "/{id}", Scope.ADMIN, Code.NOT_FOUND, *_CHANGE, needs_state=False, act="member.remove"
 )
-async def remove(request: web.Request) -> web.StreamResponse:
+async def remove(node: Node, id_: str) -> Changed:
     """``DELETE /v1/cluster/members/{id}``."""
-    return await _changed(request, RemoveMember(request.match_info["id"]))
+    return await _changed(node, RemoveMember(id_))
 
 
-@_members.add(
+@_members.told(
     "POST",
-    "/v1/cluster/members/{id}/repair",
+    _MEMBERS + "/{id}/repair",
     Scope.ADMIN,
-    {200: Changed},
-    errors=(Code.CONFLICT, Code.NOT_READY, Code.TIMEOUT),
+    Code.CONFLICT,
+    Code.NOT_READY,
+    Code.TIMEOUT,
     needs_state=False,
     act="member.repair",
 )
-async def repair(request: web.Request) -> web.StreamResponse:
+async def repair(node: Node, id_: str) -> Changed:
     """``POST /v1/cluster/members/{id}/repair``: a node whose state is damaged gets a fresh copy from the leader.
 
     Answered when the node has begun; ``damage`` of its ``GET /v1/cluster`` is empty when it has ended.
     """
-    return await _changed(request, RepairMember(request.match_info["id"]))
+    return await _changed(node, RepairMember(id_))
 
 
-@_members.add(
-    "POST",
-    "/v1/cluster/leader",
-    Scope.ADMIN,
-    {200: Changed},
-    body=NewLeader,
-    errors=_CHANGE,
-    needs_state=False,
-    act="leader.move",
-)
-async def lead(request: web.Request) -> web.StreamResponse:
+@_members.told("POST", "/v1/cluster/leader", Scope.ADMIN, *_CHANGE, needs_state=False, act="leader.move")
+async def lead(node: Node, sent: NewLeader) -> Changed:
     """``POST /v1/cluster/leader``: hand leadership over."""
-    return await _changed(request, MoveLeader((await body(request, NewLeader)).to))
+    return await _changed(node, MoveLeader(sent.to))
 
 
-@_members.add(
-    "POST", "/v1/cluster/level", Scope.ADMIN, {200: wire.ClusterLevel}, body=NewLevel, errors=_CHANGE, act="level.raise"
-)
-async def raise_level(request: web.Request) -> web.StreamResponse:
+@_members.told("POST", "/v1/cluster/level", Scope.ADMIN, *_CHANGE, answer=wire.ClusterLevel, act="level.raise")
+async def raise_level(node: Node, sent: NewLevel) -> Answer:
     """``POST /v1/cluster/level``: allow what came with a feature level, once every member can; there is no way back."""
-    wanted = (await body(request, NewLevel)).level
-    return respond(request, await request.app[NODE].raise_level(levels.NEWEST if wanted is None else wanted))
+    return await node.raise_level(levels.NEWEST if sent.level is None else sent.level)
 
 
-async def _changed(request: web.Request, change: Request) -> web.Response:
-    node = request.app[NODE]
+async def _changed(node: Node, change: Request) -> Changed:
     await node.administration.carry_out(change)
-    return local(request, Changed(sorted(node.members)))
+    return Changed(sorted(node.members))
 
 
-@_check.add("GET", "/v1/check", Scope.READ, {200: wire.LiveCheck}, errors=(Code.NOT_FOUND,))
-async def check(request: web.Request) -> web.StreamResponse:
+@_check.told("GET", "/v1/check", Scope.READ, Code.NOT_FOUND)
+async def check(node: Node) -> wire.LiveCheck:
     """``GET /v1/check``: this node's verdict, and one on the newest sampled operations of all members together."""
-    live = request.app[NODE].live_check
+    live = node.live_check
     if live is None:
         raise OncegateError(Code.NOT_FOUND, "live_check_share is 0: nothing is sampled")
-    return local(request, await live.report())
+    return await live.report()
 
 
-@_explain.add("GET", "/v1/explain", Scope.READ, {200: Explained}, parameters=_EXPLAIN, errors=(Code.NOT_FOUND, *READ))
-async def explain(request: web.Request) -> web.StreamResponse:
+@_explain.told("GET", "/v1/explain", Scope.READ, Code.NOT_FOUND, *READ, parameters=_EXPLAIN)
+async def explain(request: web.Request, node: Node, identity: Identity) -> Explained:
     """``GET /v1/explain?table=&key=`` or ``?request=client_id/sequence``, after everything acknowledged before it."""
     query = request.query
     wanted: Wanted
     if "request" in query and not {"table", "key"} & query.keys():
         client_id, _, sequence = query["request"].partition("/")
-        wanted = OfRequest(request_bodies.check_client_id(client_id), number(sequence, "sequence"), tenant_of(request))
+        wanted = OfRequest(request_bodies.check_client_id(client_id), number(sequence, "sequence"), identity.tenant)
     elif {"table", "key"} <= query.keys() and "request" not in query:
         table, key = request_bodies.check_name(query["table"], "table"), request_bodies.check_key(query["key"])
-        wanted = OfKey(table, key, None if request[IDENTITY].sees_all else tenant_of(request))
-        check_tables(request[IDENTITY], Scope.READ, [table])
+        wanted = OfKey(table, key, None if identity.sees_all else identity.tenant)
+        check_tables(identity, Scope.READ, [table])
     else:
         raise request_bodies.bad("name a request, or a table and a key")
-    node = request.app[NODE]
     await node.reads.reach("linearizable", 0)
-    return local(request, await node.explainer.explain(wanted, partial(request[IDENTITY].may, Scope.READ)))
+    return await node.explainer.explain(wanted, partial(identity.may, Scope.READ))
 
 
-@_description.add("GET", "/openapi.json", None, {200: _DOCUMENT}, needs_state=False)
+@_description.add("GET", "/openapi.json", None, _DOCUMENT, needs_state=False)
 async def describe(request: web.Request) -> web.StreamResponse:
     """``GET /openapi.json``: this API as OpenAPI 3.1."""
     return web.Response(body=request.app[_described](), content_type=wire.JSON)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from aiohttp import web
 
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, local
-from oncegate.gateway.http.routing import Routes
+from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import SETTINGS, Settings
 from oncegate.gateway.observability.recent_lines import RECENT
 from oncegate.gateway.observability.redaction import redacted
@@ -47,10 +46,10 @@ class DebugState(msgspec.Struct):
     log: list[str]
 
 
-@ROUTES.add("GET", "/v1/debug", Scope.ADMIN, {200: DebugState}, needs_state=False)
-async def debug(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", "/v1/debug", Scope.ADMIN, answer=DebugState, needs_state=False)
+async def debug(node: Node) -> object:
     """``GET /v1/debug``: settings, versions, stacks and log of this node; without secrets."""
-    settings = request.app[NODE].settings
+    settings = node.settings
     state = DebugState(
         node=settings.node,
         settings={name: str(getattr(settings, name)) for name in SETTINGS},
@@ -63,8 +62,7 @@ async def debug(request: web.Request) -> web.StreamResponse:
         log=RECENT.lines,
     )
     known = await asyncio.to_thread(_secrets, settings)
-    shown = _without(msgspec.to_builtins(state), known)
-    return local(request, shown)
+    return _without(msgspec.to_builtins(state), known)
 
 
 def _stacks() -> Iterator[tuple[str, list[str]]]:

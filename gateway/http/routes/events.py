@@ -14,6 +14,7 @@ from aiohttp import web
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import cloudevents, request_headers
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
@@ -21,14 +22,13 @@ from oncegate.gateway.http.negotiation import (
     attempted,
     headers_of,
     parsed,
-    path_name,
     problem,
     respond,
-    tenant_of,
 )
 from oncegate.gateway.http.routes import rows
-from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw, Routes
+from oncegate.gateway.http.routing import ANYTHING, PROPOSED, Raw
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import Code, OncegateError, Outcome
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
@@ -56,26 +56,24 @@ class EventsResponse(msgspec.Struct):
     memory_ms: int
 
 
-@ROUTES.add(
+@ROUTES.told(
     "POST",
     "/v1/tables/{table}/events",
     Scope.WRITE,
-    {200: EventsResponse},
+    *_ERRORS,
+    answer=EventsResponse,
     body=_EVENTS,
     body_bytes_max=None,
-    errors=_ERRORS,
 )
-async def post(request: web.Request) -> web.StreamResponse:
+async def post(request: web.Request, table: str, node: Node, tenant: str) -> web.StreamResponse:
     """``POST /v1/tables/{table}/events`` in binary, structured and batched mode."""
-    table = path_name(request, "table")
     kind, headers = request.content_type, request.headers.items()
     size, events = await parsed(request, lambda sent: (len(sent), cloudevents.read(table, kind, headers, sent)))
-    node = request.app[NODE]
     if not events:
         return respond(request, Answer(EventsResponse([], 0), node.machine.commit))
     trace = request_headers.traceparent(headers_of(request))
     keyed = [event.keyed() for event in events]
-    command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant_of(request), trace)
+    command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant, trace)
     request[USAGE].charge(len(events))
     answer = await attempted(node, command, 256 * len(events) + size)
     results = [_result(event, result) for event, result in zip(events, answer.body.results, strict=True)]

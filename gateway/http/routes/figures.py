@@ -12,14 +12,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from oncegate.gateway import wire
 from oncegate.gateway.http import event_streams
 from oncegate.gateway.http.admission.gate import TOKENS, is_still_known, uncounted
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.event_streams import EventStream, EventStreams
-from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import IDENTITY, NODE, bare_problem, local, standing, tenant_of
+from oncegate.gateway.http.identity import Identity, Scope
+from oncegate.gateway.http.negotiation import NODE, bare_problem, standing, tenant_of
 from oncegate.gateway.http.routes.cluster import Member, members_of
-from oncegate.gateway.http.routing import EVENT_STREAM, Raw, Routes
+from oncegate.gateway.http.routing import EVENT_STREAM, Raw
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.node.figures import NodeFigures, Seen
 from oncegate.gateway.node.node import Node
@@ -69,34 +69,26 @@ class TokenState(msgspec.Struct, kw_only=True):
     within: dict[str, list[str]]
 
 
-@ROUTES.add("GET", "/v1/token", Scope.READ, {200: TokenState}, needs_state=False)
-async def token(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", "/v1/token", Scope.READ, needs_state=False)
+def token(request: web.Request, identity: Identity) -> TokenState:
     """``GET /v1/token``: name, tenant and scopes of the token that the request carries."""
-    identity = request[IDENTITY]
-    state = TokenState(
+    return TokenState(
         tokens=TOKENS in request.app,
         name=identity.name,
         tenant=identity.tenant,
         scopes=sorted(identity.scopes),
         within={scope.value: list(prefixes) for scope, prefixes in identity.within.items()},
     )
-    return local(request, state)
 
 
-@ROUTES.add("GET", "/v1/cluster/figures", Scope.READ, {200: ClusterFigures}, needs_state=False)
-async def figures(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", "/v1/cluster/figures", Scope.READ, needs_state=False)
+async def figures(node: Node) -> ClusterFigures:
     """``GET /v1/cluster/figures``: every member's own word on itself and on the last hour, without a quorum too."""
-    return local(request, await _figures(request.app[NODE], {}))
+    return await _figures(node, {})
 
 
 @ROUTES.add(
-    "GET",
-    "/v1/cluster/figures/watch",
-    Scope.READ,
-    {200: _EVENTS},
-    errors=(Code.OVERLOADED,),
-    head=False,
-    needs_state=False,
+    "GET", "/v1/cluster/figures/watch", Scope.READ, _EVENTS, errors=(Code.OVERLOADED,), head=False, needs_state=False
 )
 async def watch(request: web.Request) -> web.StreamResponse:
     """``GET /v1/cluster/figures/watch``: the same as server-sent events, every two seconds, with new moments only.
@@ -108,14 +100,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
     if own >= share(tenant, STREAMS_MAX, len(streams), own):
         raise OncegateError(Code.OVERLOADED, "too many streams of figures", retry_after_ms=1000)
     node = request.app[NODE]
-    response = web.StreamResponse(
-        headers={
-            wire.H_COMMIT: str(node.machine.commit),
-            "Content-Type": EVENT_STREAM,
-            "Cache-Control": "no-store",
-            **standing(request),
-        }
-    )
+    response = event_streams.response(node.machine.commit, standing(request))
     task = asyncio.current_task()
     assert task is not None
     streams[task] = EventStream(request, task.cancel)

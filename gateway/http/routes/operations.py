@@ -12,22 +12,14 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, request_state
 from oncegate.gateway.http import range_bodies, request_bodies, request_headers
 from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import (
-    NODE,
-    body,
-    check_owner,
-    client_of,
-    local,
-    number,
-    ordered,
-    submitted,
-    tenant_of,
-)
-from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, READ, Parameter, Raw, Routes
+from oncegate.gateway.http.negotiation import check_owner, number, ordered
+from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, Parameter, Raw
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node.attempts import Waiter
+from oncegate.gateway.node.node import Node
 from oncegate.rifl.completion import FINGERPRINT_BYTES
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ID_MAX, SequenceNumber
@@ -89,7 +81,7 @@ class Operate:
     "POST",
     "/v1/operations",
     Scope.WRITE,
-    {200: wire.OperationsResponse},
+    wire.OperationsResponse,
     body=wire.OperationsRequest,
     body_bytes_max=None,
     errors=_ERRORS,
@@ -162,7 +154,7 @@ class PutRange:
     "POST",
     "/v1/tables/{table}/ranges",
     Scope.WRITE,
-    {200: wire.RangeResponse},
+    wire.RangeResponse,
     body=_RANGE,
     body_bytes_max=None,
     parameters=_RANGE_HEADERS,
@@ -174,31 +166,22 @@ async def put_range(request: web.Request) -> web.StreamResponse:
     return await ordered(request, PutRange)
 
 
-@ROUTES.add("GET", _REQUEST, Scope.READ, {200: wire.RequestState}, errors=READ)
-async def request_of(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", _REQUEST, Scope.READ, reflects="linearizable")
+def request_of(client_id: int, sequence: int, node: Node, tenant: str) -> wire.RequestState:
     """``GET /v1/requests/{client_id}/{sequence}``."""
-    client_id = client_of(request)
-    sequence = number(request.match_info["sequence"], "sequence")
-    node = request.app[NODE]
-    await node.reads.reach("linearizable", 0)
-    check_owner(tenant_of(request), node.machine, client_id)
-    return local(request, request_state(node.machine, client_id, sequence, tenant_of(request)))
+    return request_state(node.machine, client_id, sequence, tenant)
 
 
-@ROUTES.add(
+@ROUTES.command(
     "POST",
     _REQUEST + "/resolve",
     Scope.WRITE,
-    {200: wire.RequestState},
-    body=wire.ResolveRequest,
+    wire.RequestState,
+    Code.BAD_ACK,
+    Code.FENCED,
+    Code.WINDOW_FULL,
     body_required=False,
-    errors=(Code.FENCED, Code.WINDOW_FULL, *_ERRORS),
 )
-async def resolve(request: web.Request) -> web.StreamResponse:
+def resolve(client_id: int, sequence: SequenceNumber, tenant: str, sent: wire.ResolveRequest) -> c.Resolve:
     """``POST /v1/requests/{client_id}/{sequence}/resolve``."""
-    client_id = client_of(request)
-    sequence = number(request.match_info["sequence"], "sequence")
-    sent = await body(request, wire.ResolveRequest, wire.ResolveRequest())
-    check_owner(tenant_of(request), request.app[NODE].machine, client_id)
-    command = request_bodies.resolve(client_id, SequenceNumber(sequence), sent, tenant_of(request))
-    return await submitted(request, command, 64)
+    return request_bodies.resolve(client_id, sequence, sent, tenant)

@@ -19,12 +19,13 @@ from oncegate.gateway.answer_values import JSON
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http import request_headers as plain
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied
 from oncegate.gateway.http.exchange import refused as problem_of
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import check_owner, ordered
 from oncegate.gateway.http.request_bodies import VALUE_SENT_BYTES_MAX
-from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw, Routes
+from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.attempts import Waiter
@@ -111,7 +112,7 @@ ERRORS: Final = (
 _VALUE: Final = Raw((*OBJECTS, wire.BYTES), f"the value: any JSON, or bytes as {wire.BYTES}")
 _CHANGE: Final[dict[str, Any]] = {
     "scope": Scope.WRITE,
-    "answers": {200: RowChanged},
+    "answer": RowChanged,
     "parameters": _HEADERS,
     "errors": ERRORS,
     "refusals": {status: RefusalProblem for status, _ in REFUSALS.values()},

@@ -2,63 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
 from oncegate.gateway import wire
+from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import (
-    NODE,
-    body,
-    check_owner,
-    client_of,
-    local,
-    number,
-    respond,
-    submitted,
-    tenant_of,
-)
-from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Routes
+from oncegate.gateway.http.negotiation import respond
+from oncegate.gateway.http.routing import PROPOSED, Parameter, limit
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.gateway.machine.transactions import Transacted
+from oncegate.gateway.node.node import Node
 from oncegate.rifl.completion import SEALED_COMMIT, CompletionRecord, RangeRecord
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, format_client_id
 from oncegate.rifl.session import FULL, SessionRecord
 
 _SESSION: Final = "/v1/sessions/{client_id}"
-_EPOCH: Final = Parameter("epoch", {"type": "integer", "minimum": 1, "maximum": ID_MAX}, "as opened", required=True)
-_OWNED: Final = (Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED)
+_Epoch = Annotated[
+    int, Parameter("epoch", {"type": "integer", "minimum": 1, "maximum": ID_MAX}, "as opened", required=True)
+]
+_OWNED: Final = (Code.FENCED, Code.SESSION_EXPIRED)
+_KNOWN: Final = (Code.NOT_FOUND, Code.SESSION_EXPIRED)
 LISTED_MAX: Final = 1_000
 """Sessions, or runs of a session's requests, of a page."""
-_LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {LISTED_MAX} come")
-_AFTER: Final = Parameter("after", {"type": "string", "pattern": "^[0-9a-f]{16}$"}, "`next` of the page before")
-_RECORDS_MIN: Final = Parameter(
-    "records_min", {"type": "integer", "minimum": 0, "default": 0}, "sessions that keep at least so many records"
-)
-_AFTER_SEQUENCE: Final = Parameter(
-    "after", {"type": "integer", "minimum": 0, "maximum": ID_MAX}, "`next` of the page before"
-)
+_Limit = Annotated[int, limit(LISTED_MAX)]
+_After = Annotated[
+    str | None, Parameter("after", {"type": "string", "pattern": "^[0-9a-f]{16}$"}, "`next` of the page before")
+]
+_RecordsMin = Annotated[
+    int,
+    Parameter(
+        "records_min", {"type": "integer", "minimum": 0, "default": 0}, "sessions that keep at least so many records"
+    ),
+]
+_AfterSequence = Annotated[
+    int, Parameter("after", {"type": "integer", "minimum": 0, "maximum": ID_MAX}, "`next` of the page before")
+]
 ROUTES: Final = Routes("sessions")
 
 
-@ROUTES.add(
-    "POST",
-    "/v1/sessions",
-    Scope.WRITE,
-    {200: wire.SessionOpened, 201: wire.SessionOpened},
-    body=wire.OpenSession,
-    errors=(Code.FENCED, Code.SESSION_EXPIRED, *PROPOSED),
+@ROUTES.told(
+    "POST", "/v1/sessions", Scope.WRITE, *_OWNED, *PROPOSED, answer={200: wire.SessionOpened, 201: wire.SessionOpened}
 )
-async def open_session(request: web.Request) -> web.StreamResponse:
+async def open_session(request: web.Request, node: Node, tenant: str, sent: wire.OpenSession) -> web.Response:
     """``POST /v1/sessions``: 201 for a new session, 200 for the one this nonce opened before."""
-    node, tenant = request.app[NODE], tenant_of(request)
-    sent = await body(request, wire.OpenSession)
     sessions, most = node.machine.sessions, node.settings.sessions_max
     fair = share(tenant, most, len(sessions), sessions.of_tenant(tenant))
     bounds = {"sessions_max": most, "tenant_sessions_max": min(node.settings.tenant_sessions_max, fair)}
@@ -72,47 +66,30 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     return respond(request, answer, status=201 if answer.created else 200)
 
 
-@ROUTES.add("POST", _SESSION + "/renew", Scope.WRITE, {200: wire.SessionRenewed}, body=wire.RenewSession, errors=_OWNED)
-async def renew(request: web.Request) -> web.StreamResponse:
+@ROUTES.command("POST", _SESSION + "/renew", Scope.WRITE, wire.SessionRenewed, *_OWNED)
+def renew(client_id: int, tenant: str, sent: wire.RenewSession) -> c.RenewSession:
     """``POST /v1/sessions/{client_id}/renew``."""
-    client_id = client_of(request)
-    epoch = request_bodies.check_number((await body(request, wire.RenewSession)).epoch, "epoch")
-    check_owner(tenant_of(request), request.app[NODE].machine, client_id)
-    return await submitted(request, c.RenewSession(client_id, epoch, tenant_of(request)), 64)
+    return c.RenewSession(client_id, request_bodies.check_number(sent.epoch, "epoch"), tenant)
 
 
-@ROUTES.add(
-    "POST",
-    _SESSION + "/take-over",
-    Scope.WRITE,
-    {200: wire.SessionTaken},
-    body=wire.TakeOver,
-    errors=(Code.CONFLICT, *_OWNED),
-)
-async def take_over(request: web.Request) -> web.StreamResponse:
+@ROUTES.command("POST", _SESSION + "/take-over", Scope.WRITE, wire.SessionTaken, Code.CONFLICT, *_OWNED)
+def take_over(client_id: int, tenant: str, sent: wire.TakeOver) -> c.TakeOver:
     """``POST /v1/sessions/{client_id}/take-over``."""
-    client_id = client_of(request)
-    nonce = request_bodies.check_nonce((await body(request, wire.TakeOver)).nonce)
-    check_owner(tenant_of(request), request.app[NODE].machine, client_id)
-    return await submitted(request, c.TakeOver(client_id, nonce, tenant_of(request)), 128)
+    return c.TakeOver(client_id, request_bodies.check_nonce(sent.nonce), tenant)
 
 
-@ROUTES.add("GET", _SESSION, Scope.READ, {200: wire.SessionState}, errors=(Code.NOT_FOUND, Code.SESSION_EXPIRED, *READ))
-async def describe(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", _SESSION, Scope.READ, *_KNOWN, answer=wire.SessionState, reflects="linearizable")
+def describe(client_id: int, node: Node) -> Answer:
     """``GET /v1/sessions/{client_id}``."""
-    state = _state(request.app[NODE].machine, await _found(request))
-    return local(request, state, memory_ms=state.lease_ms_left)
+    state = _state(node.machine, _found(node.machine, client_id))
+    return Answer(state, node.machine.commit, memory_ms=state.lease_ms_left)
 
 
-async def _found(request: web.Request) -> SessionRecord:
-    """Return the session of the path; raises FORBIDDEN, NOT_FOUND, SESSION_EXPIRED."""
-    client_id = client_of(request)
-    node = request.app[NODE]
-    await node.reads.reach("linearizable", 0)
-    check_owner(tenant_of(request), node.machine, client_id)
-    session = node.machine.sessions.get(client_id)
+def _found(machine: Machine, client_id: int) -> SessionRecord:
+    """Return a session; raises NOT_FOUND, SESSION_EXPIRED."""
+    session = machine.sessions.get(client_id)
     if session is None:
-        known = client_id < node.machine.sessions.next_id
+        known = client_id < machine.sessions.next_id
         raise OncegateError(Code.SESSION_EXPIRED if known else Code.NOT_FOUND, "no such session")
     return session
 
@@ -133,23 +110,16 @@ def _records(machine: Machine, session: SessionRecord) -> int:
     return tracker.records_count + len(tracker.ranges)
 
 
-@ROUTES.add(
-    "GET", "/v1/sessions", Scope.READ, {200: wire.SessionList}, parameters=(_AFTER, _LIMIT, _RECORDS_MIN), errors=READ
-)
-async def list_own(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", "/v1/sessions", Scope.READ, reflects="linearizable")
+def list_own(node: Node, tenant: str, after: _After, limit: _Limit, records_min: _RecordsMin) -> wire.SessionList:
     """``GET /v1/sessions``: the live sessions of the token's tenant, a page in the order of their ids."""
-    after = request.query.get("after")
     first = 0 if after is None else request_bodies.check_client_id(after)
-    limit = min(number(request.query.get("limit", "100"), "limit"), LISTED_MAX)
-    least = number(request.query.get("records_min", "0"), "records_min", least=0)
-    node = request.app[NODE]
-    await node.reads.reach("linearizable", 0)
     machine = node.machine
 
     def keeps_enough(session: SessionRecord) -> bool:
-        return not least or _records(machine, session) >= least
+        return not records_min or _records(machine, session) >= records_min
 
-    found, following = machine.sessions.page(tenant_of(request), first, limit, keeps_enough)
+    found, following = machine.sessions.page(tenant, first, limit, keeps_enough)
     listed = [
         wire.SessionListed(
             **msgspec.structs.asdict(_state(machine, session)),
@@ -159,25 +129,16 @@ async def list_own(request: web.Request) -> web.StreamResponse:
         )
         for session in found
     ]
-    return local(request, wire.SessionList(listed, None if following is None else format_client_id(following)))
+    return wire.SessionList(listed, None if following is None else format_client_id(following))
 
 
-@ROUTES.add(
-    "GET",
-    _SESSION + "/requests",
-    Scope.READ,
-    {200: wire.OpenRequestList},
-    parameters=(_AFTER_SEQUENCE, _LIMIT),
-    errors=(Code.NOT_FOUND, Code.SESSION_EXPIRED, *READ),
-)
-async def open_requests(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", _SESSION + "/requests", Scope.READ, *_KNOWN, reflects="linearizable")
+def open_requests(client_id: int, node: Node, *, after: _AfterSequence = 0, limit: _Limit) -> wire.OpenRequestList:
     """``GET /v1/sessions/{client_id}/requests``: what is not acknowledged, recorded or never seen, a page."""
-    after = number(request.query.get("after", "0"), "after", least=0)
-    limit = min(number(request.query.get("limit", "100"), "limit"), LISTED_MAX)
-    session = await _found(request)
-    runs = request.app[NODE].machine.trackers[session.client_id].open_requests(after, limit + 1)
+    session = _found(node.machine, client_id)
+    runs = node.machine.trackers[session.client_id].open_requests(after, limit + 1)
     listed = [_run(*run) for run in runs[:limit]]
-    return local(request, wire.OpenRequestList(listed, listed[-1].last if len(runs) > limit else None))
+    return wire.OpenRequestList(listed, listed[-1].last if len(runs) > limit else None)
 
 
 def _run(first: int, last: int, record: CompletionRecord | RangeRecord | None) -> wire.OpenRequests:
@@ -191,11 +152,7 @@ def _run(first: int, last: int, record: CompletionRecord | RangeRecord | None) -
     return wire.OpenRequests(first, last, "executed", commit, record.traceparent or msgspec.UNSET)
 
 
-@ROUTES.add("DELETE", _SESSION, Scope.WRITE, {204: None}, parameters=(_EPOCH,), errors=_OWNED)
-async def close(request: web.Request) -> web.StreamResponse:
+@ROUTES.command("DELETE", _SESSION, Scope.WRITE, None, *_OWNED)
+def close(client_id: int, tenant: str, epoch: _Epoch) -> c.CloseSession:
     """``DELETE /v1/sessions/{client_id}?epoch=``."""
-    client_id = client_of(request)
-    epoch = number(request.query.get("epoch", ""), "epoch")
-    check_owner(tenant_of(request), request.app[NODE].machine, client_id)
-    answer = await request.app[NODE].submit(c.CloseSession(client_id, epoch, tenant_of(request)), 64)
-    return web.Response(status=204, headers={wire.H_COMMIT: str(answer.commit)})
+    return c.CloseSession(client_id, epoch, tenant)

@@ -15,9 +15,10 @@ from aiohttp import web
 from oncegate.gateway import wire
 from oncegate.gateway.backup.manifest import Manifest
 from oncegate.gateway.backup.taking import Copies
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import NODE, local
-from oncegate.gateway.http.routing import READ, UNNAMED, Raw, Routes
+from oncegate.gateway.http.routing import READ, UNNAMED, Raw
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.version import __version__
 
@@ -43,7 +44,7 @@ async def take(request: web.Request) -> web.StreamResponse:
     return response
 
 
-@ROUTES.add("GET", "/v1/snapshots/{id}/files/{sha256}", Scope.ADMIN, {200: _FILE}, errors=(Code.NOT_FOUND,), head=False)
+@ROUTES.add("GET", "/v1/snapshots/{id}/files/{sha256}", Scope.ADMIN, _FILE, errors=(Code.NOT_FOUND,), head=False)
 async def file(request: web.Request) -> web.StreamResponse:
     """``GET /v1/snapshots/{id}/files/{sha256}``: a file of the manifest."""
     copies, copy_id = request.app[_copies], request.match_info["id"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from heapq import nsmallest
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
@@ -15,31 +15,26 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, row_state, table_state
 from oncegate.gateway.http import page_tokens, request_bodies
 from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied, standing
-from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import (
     IDENTITY,
     NODE,
-    body,
-    forced,
     is_current,
-    local,
-    number,
     ordered,
     parsed,
-    path_name,
     problem,
     reach,
     reached,
     respond_with_values,
-    submitted,
 )
 from oncegate.gateway.http.routes.flows import declaration_text
-from oncegate.gateway.http.routing import FORCE, IF_NONE_MATCH, LEVEL, PROPOSED, READ, Parameter, Routes
+from oncegate.gateway.http.routing import IF_NONE_MATCH, LEVEL, READ, Force, Parameter, limit
 from oncegate.gateway.live_check.recorder import WindowRecorder
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.rows import prefix_end
-from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX, Table
+from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, QUOTA_BYTES_MAX
 from oncegate.gateway.node import scans
 from oncegate.gateway.node.attempts import Waiter
 from oncegate.gateway.node.change_history import HistoryExceeded
@@ -55,13 +50,20 @@ READ_MAX: Final = 256
 READ_BYTES_MAX: Final = 2**18
 """Rows of a request to read several, and the bytes of their names."""
 
-_LIMIT: Final = Parameter("limit", {"type": "integer", "minimum": 1, "default": 100}, f"at most {PAGE_MAX} come")
-_NAMED_AFTER: Final = Parameter("after", {"type": "string"}, "names greater than it: the next of the page before")
-_NAME_PREFIX: Final = Parameter("prefix", {"type": "string"}, "names that begin with it")
-_KIND: Final = Parameter("kind", {"type": "string", "enum": ["resident", "stream"]}, "tables of this kind")
-_INCARNATION: Final = Parameter(
-    "incarnation", {"type": "integer", "minimum": 1}, "of the table, as the caller has seen it", required=True
-)
+_Limit = Annotated[int, limit(PAGE_MAX)]
+_NamedAfter = Annotated[
+    str, Parameter("after", {"type": "string"}, "names greater than it: the next of the page before")
+]
+_NamePrefix = Annotated[str, Parameter("prefix", {"type": "string"}, "names that begin with it")]
+_Kind = Annotated[
+    str | None, Parameter("kind", {"type": "string", "enum": ["resident", "stream"]}, "tables of this kind")
+]
+_Incarnation = Annotated[
+    int,
+    Parameter(
+        "incarnation", {"type": "integer", "minimum": 1}, "of the table, as the caller has seen it", required=True
+    ),
+]
 _KEY: Final = {"type": "string"}
 _RANGE: Final = (
     Parameter("prefix", _KEY, "keys that begin with it"),
@@ -77,24 +79,13 @@ _TABLE: Final = "/v1/tables/{table}"
 ROUTES: Final = Routes("tables")
 
 
-@ROUTES.add(
-    "PUT",
-    _TABLE,
-    Scope.ADMIN,
-    {200: wire.TableState},
-    body=wire.DeclareTable,
-    errors=(Code.CONFLICT, *PROPOSED),
-    act="table.declare",
-)
-async def declare(request: web.Request) -> web.StreamResponse:
+@ROUTES.command("PUT", _TABLE, Scope.ADMIN, wire.TableState, Code.CONFLICT, act="table.declare")
+def declare(table: str, sent: wire.DeclareTable) -> c.DeclareTable:
     """``PUT /v1/tables/{table}``."""
-    name = path_name(request, "table")
-    declaration = await body(request, wire.DeclareTable)
-    quota = QUOTA_BYTES_DEFAULT if declaration.quota_bytes is None else declaration.quota_bytes
+    quota = QUOTA_BYTES_DEFAULT if sent.quota_bytes is None else sent.quota_bytes
     if not 1024 <= quota <= QUOTA_BYTES_MAX:
         raise request_bodies.bad(f"quota_bytes must be in 1024..{QUOTA_BYTES_MAX}")
-    flow = b"" if declaration.flow is None else _own_flow(name, declaration)
-    return await submitted(request, c.DeclareTable(name, declaration.kind, quota, flow), 128 + len(flow))
+    return c.DeclareTable(table, sent.kind, quota, b"" if sent.flow is None else _own_flow(table, sent))
 
 
 def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
@@ -104,30 +95,21 @@ def _own_flow(name: str, declaration: wire.DeclareTable) -> bytes:
     return declaration_text({"name": name, "source": name, **msgspec.to_builtins(declaration.flow)})
 
 
-@ROUTES.add("GET", _TABLE, Scope.READ, {200: wire.TableState}, parameters=LEVEL, errors=_ERRORS)
-async def describe(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", _TABLE, Scope.READ, Code.NOT_FOUND, reflects="asked")
+def describe(table: str, node: Node) -> wire.TableState:
     """``GET /v1/tables/{table}``."""
-    return local(request, table_state(await _declared(request)))
+    declared = node.machine.tables.get(table)
+    if declared is None:
+        raise no_table(table)
+    return table_state(declared)
 
 
-@ROUTES.add(
-    "GET",
-    "/v1/tables",
-    Scope.READ,
-    {200: wire.TableList},
-    parameters=(_NAMED_AFTER, _LIMIT, _NAME_PREFIX, _KIND, *LEVEL),
-    errors=READ,
-)
-async def list_all(request: web.Request) -> web.StreamResponse:
+@ROUTES.told("GET", "/v1/tables", Scope.READ, reflects="asked")
+def list_all(
+    node: Node, identity: Identity, *, after: _NamedAfter = "", limit: _Limit, prefix: _NamePrefix = "", kind: _Kind
+) -> wire.TableList:
     """``GET /v1/tables``: those that the token may read, a page in the order of their names."""
-    query = request.query
-    limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
-    after, prefix, kind = query.get("after", ""), query.get("prefix", ""), query.get("kind")
-    if kind not in (None, *_KIND.schema["enum"]):
-        raise request_bodies.bad("kind is resident or stream")
-    await reach(request)
-    machine = request.app[NODE].machine
-    may = partial(request[IDENTITY].may, Scope.READ)
+    machine, may = node.machine, partial(identity.may, Scope.READ)
     wanted = (
         name
         for name, table in machine.tables.items()
@@ -135,27 +117,16 @@ async def list_all(request: web.Request) -> web.StreamResponse:
     )
     names = nsmallest(limit + 1, wanted)
     states = [table_state(machine.tables[name]) for name in names[:limit]]
-    found = wire.TableList(states, states[-1].name if len(names) > limit else None, machine.commit)
-    return local(request, found)
+    return wire.TableList(states, states[-1].name if len(names) > limit else None, machine.commit)
 
 
-@ROUTES.add(
-    "DELETE",
-    _TABLE,
-    Scope.ADMIN,
-    {200: wire.TableDropped},
-    parameters=(_INCARNATION, FORCE),
-    errors=(Code.CONFLICT, *PROPOSED),
-    act="table.drop",
-)
-async def drop(request: web.Request) -> web.StreamResponse:
+@ROUTES.command("DELETE", _TABLE, Scope.ADMIN, wire.TableDropped, Code.CONFLICT, act="table.drop")
+def drop(table: str, incarnation: _Incarnation, force: Force) -> c.DropTable:
     """``DELETE /v1/tables/{table}``: the incarnation that ``GET`` has told; not while flows derive from it or write it.
 
     Without ``force=true`` neither while it has rows, or consumers.
     """
-    name = path_name(request, "table")
-    incarnation = number(request.query.get("incarnation", ""), "incarnation")
-    return await submitted(request, c.DropTable(name, incarnation, forced(request)), 128)
+    return c.DropTable(table, incarnation, force)
 
 
 class ReadRow:
@@ -240,37 +211,34 @@ async def row(request: web.Request) -> web.StreamResponse:
     return await ordered(request, ReadRow)
 
 
-@ROUTES.add(
+@ROUTES.told(
     "GET",
     _TABLE + "/rows",
     Scope.READ,
-    {200: wire.RowPage},
-    parameters=(*_RANGE, _LIMIT, _COMMIT, _PAGE, *LEVEL),
-    errors=(Code.RETENTION_EXCEEDED, *_ERRORS),
+    Code.RETENTION_EXCEEDED,
+    *_ERRORS,
+    answer=wire.RowPage,
+    parameters=(*_RANGE, limit(PAGE_MAX), _COMMIT, _PAGE, *LEVEL),
 )
-async def page(request: web.Request) -> web.StreamResponse:
+async def page(request: web.Request, table: str, node: Node, limit: int, commit: int | None) -> web.Response:
     """``GET /v1/tables/{table}/rows``: rows of a resident table in key order, a page at a time.
 
     A page is of one commit number; with ``page`` of the page before, so are all of them.
     """
-    name, query, node = path_name(request, "table"), request.query, request.app[NODE]
-    limit = min(number(query.get("limit", "100"), "limit"), PAGE_MAX)
-    commit: int | None = None
+    query = request.query
     if "page" in query:
         if given := [one.name for one in (*_RANGE, _COMMIT) if one.name in query]:
             raise request_bodies.bad(f"page says {', '.join(given)} already")
         commit, wanted = page_tokens.read(query["page"])
     else:
         wanted = _wanted(query)
-        if "commit" in query:
-            commit = number(query["commit"], "commit", least=0)
     if commit is None:
         await reach(request)
     else:
         await node.reads.reach("session", commit)
     try:
         found = await scans.page(
-            node.machine, node.watching.history, name, wanted, commit, limit, bytes_max=PAGE_BYTES_MAX
+            node.machine, node.watching.history, table, wanted, commit, limit, bytes_max=PAGE_BYTES_MAX
         )
     except HistoryExceeded as gone:
         return problem(request, gone, first_commit=gone.first)
@@ -309,7 +277,7 @@ def _wanted(query: Mapping[str, str]) -> KeyRange:
     "POST",
     "/v1/rows",
     Scope.READ,
-    {200: wire.RowsRead},
+    wire.RowsRead,
     body=wire.ReadRows,
     body_bytes_max=READ_BYTES_MAX,
     parameters=LEVEL,
@@ -341,16 +309,6 @@ async def read(request: web.Request) -> web.StreamResponse:
         if size > PAGE_BYTES_MAX:
             raise OncegateError(Code.PAYLOAD_TOO_LARGE, f"more than {PAGE_BYTES_MAX} bytes of values: read fewer rows")
     return await respond_with_values(request, Answer(wire.RowsRead(states, commit), commit))
-
-
-async def _declared(request: web.Request) -> Table:
-    """Return the table of the path once the local state is as new as asked for; raises NOT_FOUND."""
-    name = path_name(request, "table")
-    await reach(request)
-    table = request.app[NODE].machine.tables.get(name)
-    if table is None:
-        raise no_table(name)
-    return table
 
 
 def _watching(node: Node, table: str, key: str) -> WindowRecorder | None:

@@ -18,10 +18,10 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http import request_headers as plain
 from oncegate.gateway.http.admission.tables import check_tables
-from oncegate.gateway.http.identity import Scope
+from oncegate.gateway.http.control_routes import Routes
+from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import (
     COMMIT,
-    IDENTITY,
     NODE,
     USAGE,
     attempted,
@@ -32,11 +32,10 @@ from oncegate.gateway.http.negotiation import (
     problem,
     respond_with_values,
     response_of,
-    tenant_of,
 )
 from oncegate.gateway.http.routes import rows
-from oncegate.gateway.http.routing import Routes
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.node.node import Node
 from oncegate.rifl.ids import format_client_id
 from oncegate.rifl.key_table import KEYS_CLIENT
 
@@ -52,24 +51,24 @@ class TransactionRefused(rows.RefusalProblem):
 ROUTES: Final = Routes("transactions")
 
 
-@ROUTES.add(
+@ROUTES.told(
     "POST",
     "/v1/transactions",
     Scope.WRITE,
-    {200: wire.TransactionApplied},
+    *rows.ERRORS,
+    answer=wire.TransactionApplied,
     body=wire.Transaction,
     body_bytes_max=None,
     parameters=rows.IDENTITY,
-    errors=rows.ERRORS,
     refusals={status: TransactionRefused for status, _ in rows.REFUSALS.values()},
 )
-async def transact(request: web.Request) -> web.StreamResponse:
+async def transact(request: web.Request, node: Node, identity: Identity, tenant: str) -> web.StreamResponse:
     """``POST /v1/transactions``."""
     headers, kind = headers_of(request), request.content_type
     who = plain.identity(headers)
     size, made = await parsed(request, lambda sent: (len(sent), request_bodies.transaction(sent, kind)))
     names = c.tables_of([made])
-    check_tables(request[IDENTITY], Scope.WRITE, names)
+    check_tables(identity, Scope.WRITE, names)
     request[USAGE].charge(len(names))
     if isinstance(who, plain.Key):
         for at, write in enumerate(made.writes):
@@ -80,11 +79,10 @@ async def transact(request: web.Request) -> web.StreamResponse:
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         rows.under_key(exchange_of(request), who, made, size, plain.traceparent(headers), waiting)
         return await _answered(request, KEYS_CLIENT, await waiting)
-    node = request.app[NODE]
-    check_owner(tenant_of(request), node.machine, who.client_id)
+    check_owner(tenant, node.machine, who.client_id)
     op = msgspec.structs.replace(made, sequence=who.sequence)
     trace = plain.traceparent(headers)
-    command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant_of(request), trace)
+    command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)
     return await _answered(request, who.client_id, await attempted(node, command, size))
 
 

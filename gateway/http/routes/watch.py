@@ -24,12 +24,14 @@ from aiohttp import web
 from oncegate.gateway import wire
 from oncegate.gateway.http import event_streams, request_bodies
 from oncegate.gateway.http.admission.gate import is_still_known, uncounted
+from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.event_streams import EventStream, EventStreams
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, bare_problem, local, number, path_name, problem, standing, tenant_of
-from oncegate.gateway.http.routing import EVENT_STREAM, READ, Parameter, Raw, Routes
+from oncegate.gateway.http.negotiation import NODE, bare_problem, number, problem, standing
+from oncegate.gateway.http.routing import EVENT_STREAM, READ, Parameter, Raw
 from oncegate.gateway.node.change_events import progress
 from oncegate.gateway.node.change_history import HistoryExceeded
+from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.row_turns import COUNT_MAX
 from oncegate.gateway.node.scans import resident
 from oncegate.gateway.node.watching import Watcher
@@ -62,22 +64,22 @@ _EVENTS: Final = Raw((EVENT_STREAM,), "events `changes`, `progress` and `end`")
 ROUTES: Final = Routes("watch")
 
 
-@ROUTES.add(
+@ROUTES.told(
     "GET",
     "/v1/tables/{table}/watch",
     Scope.READ,
-    {200: _EVENTS},
+    *(Code.NOT_FOUND, Code.RETENTION_EXCEEDED, Code.OVERLOADED, *READ),
+    answer=_EVENTS,
     parameters=_PARAMETERS,
-    errors=(Code.NOT_FOUND, Code.RETENTION_EXCEEDED, Code.OVERLOADED, *READ),
     head=False,
 )
-async def watch(request: web.Request) -> web.StreamResponse:
+async def watch(request: web.Request, table: str, node: Node, tenant: str) -> web.StreamResponse:
     """``GET /v1/tables/{table}/watch``: changes of a resident table's rows, in commit order, each once.
 
     Whoever resumes from the id of the newest event it has seen misses nothing and sees nothing twice, at any node whose
     history reaches back. A watch ends when its token does, after ``KEEP_ALIVE_S`` at most.
     """
-    table, query, node = path_name(request, "table"), request.query, request.app[NODE]
+    query = request.query
     key, prefix = query.get("key"), query.get("prefix", "")
     if key is not None and prefix:
         raise request_bodies.bad("give key or prefix, not both")
@@ -99,17 +101,10 @@ async def watch(request: web.Request) -> web.StreamResponse:
     try:
         if at < declared.since:  # of a table of this name that was dropped
             raise HistoryExceeded(at, declared.since)
-        watcher = node.watching.open(table, text, at, tenant_of(request), exact=exact)
+        watcher = node.watching.open(table, text, at, tenant, exact=exact)
     except HistoryExceeded as gone:
         return problem(request, gone, **_more(gone))
-    response = web.StreamResponse(
-        headers={
-            wire.H_COMMIT: str(watcher.position),
-            "Content-Type": EVENT_STREAM,
-            "Cache-Control": "no-store",
-            **standing(request),
-        }
-    )
+    response = event_streams.response(watcher.position, standing(request))
     task = asyncio.current_task()
     request.app[_watches][task] = EventStream(request, watcher.wake)
     try:
@@ -126,32 +121,32 @@ async def watch(request: web.Request) -> web.StreamResponse:
     return response
 
 
-@ROUTES.add(
+@ROUTES.told(
     "GET",
     "/v1/tables/{table}/turns",
     Scope.READ,
-    {200: wire.TurnsGiven},
+    Code.NOT_FOUND,
+    Code.NOT_LEADER,
+    Code.OVERLOADED,
+    *READ,
     parameters=_TURNS,
-    errors=(Code.NOT_FOUND, Code.NOT_LEADER, Code.OVERLOADED, *READ),
     head=False,
 )
-async def turns(request: web.Request) -> web.StreamResponse:
+async def turns(
+    request: web.Request, table: str, node: Node, tenant: str, prefix: str, count: int = 1, wait_ms: int = 0
+) -> wire.TurnsGiven:
     """``GET /v1/tables/{table}/turns``: wait until rows come under a prefix; a row gives one turn, to one who waits.
 
     A turn is a hint to look, or to take: somebody else may be faster. Rows that are there give turns at once, and rows
     that lie for a second give them again. Only the leader gives turns.
     """
-    table, query, node = path_name(request, "table"), request.query, request.app[NODE]
-    prefix = request_bodies.check_key(query.get("prefix", ""), "prefix")
-    count = number(query.get("count", "1"), "count")
-    wait_ms = number(query.get("wait_ms", "0"), "wait_ms", least=0)
+    request_bodies.check_key(prefix, "prefix")
     if count > COUNT_MAX or wait_ms > WAIT_MS_MAX:
         raise request_bodies.bad(f"count is at most {COUNT_MAX}, wait_ms at most {WAIT_MS_MAX}")
     node.row_turns.check_leads()
     resident(node.machine, table)
     with uncounted(request):
-        given = await node.row_turns.wait(table, prefix, count, wait_ms / 1000, tenant_of(request))
-    return local(request, wire.TurnsGiven(given))
+        return wire.TurnsGiven(await node.row_turns.wait(table, prefix, count, wait_ms / 1000, tenant))
 
 
 async def _tell(request: web.Request, response: web.StreamResponse, watcher: Watcher, incarnation: int) -> None:
