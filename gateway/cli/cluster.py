@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import typer
 
 from oncegate.gateway.cli.cluster_state import OddAnswer, naming, unasked, whole
-from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, say, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, checked, confirm, failed, say, show
 from oncegate.gateway.local.blocking_http import TIMEOUT_S, NotAsked, RequestRefused, Unreachable, Untrusted, send_json
 
 if TYPE_CHECKING:
@@ -138,10 +138,8 @@ def add(
     """Add a node: it receives the log as a learner and votes once it has caught up. Prints how to start it."""
     from oncegate.gateway.node.settings import MemberAddress, shared_address
 
-    try:
+    with checked():
         address = MemberAddress.parse(new)
-    except ValueError as fault:
-        raise failed(fault, 2) from None
     cluster = ask_cluster(endpoint)
     for one in cluster["members"]:
         at = f"{one['id']}={_address(one)}"

@@ -12,7 +12,7 @@ import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
 from oncegate.gateway.cli.flow_graph import as_dot, as_text
-from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, say, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, checked, confirm, failed, say, show
 
 flow = typer.Typer(help="Flows: list, draw, show, alter, delete.", no_args_is_help=True)
 consumer = typer.Typer(help="Consumers of flows: list, show, start, detach, remove.", no_args_is_help=True)
@@ -69,11 +69,10 @@ def place(text: str, now: datetime) -> dict[str, Any]:
     return {"ago_ms": int(ago_ms)}
 
 
-def _duration(text: str | None) -> int | None:
-    try:
+def duration(text: str | None) -> int | None:
+    """Read a duration as :func:`duration_ms`, None as it is; another text ends the command as misused."""
+    with checked():
         return None if text is None else duration_ms(text)
-    except ValueError as fault:
-        raise failed(fault, 2) from None
 
 
 @flow.command("list")
@@ -150,15 +149,15 @@ def alter_flow(
 ) -> None:
     """Change a flow. What nobody waits for any longer is dropped at once."""
     changes = {
-        "retention_ms": _duration(retention),
+        "retention_ms": duration(retention),
         "retention_bytes": retention_bytes,
         "event_time": event_time,
         "shed_lag_bytes": shed,
         "consumers": [] if no_consumers else required or None,
-        "consumer_expiry_ms": _duration(expiry),
+        "consumer_expiry_ms": duration(expiry),
         "max_items": max_items,
         "max_bytes": max_bytes,
-        "linger_ms": _duration(linger),
+        "linger_ms": duration(linger),
     }
     body = {key: value for key, value in changes.items() if value is not None}
     if not body or (no_consumers and required):
@@ -217,10 +216,8 @@ def start_consumer(
     output: Format = Output.TABLE,
 ) -> None:
     """Place a consumer's cursor and fence its job, which then starts anew from there."""
-    try:
+    with checked():
         body = place(where, datetime.now(UTC))
-    except ValueError as fault:
-        raise failed(fault, 2) from None
     _started(endpoint, name, consumer_name, body, output)
 
 

@@ -180,6 +180,15 @@ def failed(fault: object, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """End the command as misused where one of its words is not what it takes, which a ValueError says."""
+    try:
+        yield
+    except ValueError as fault:
+        raise failed(fault, 2) from None
+
+
 class VerdictGroup(TyperGroup):
     """A group of commands that give verdicts: misuse has an exit code that no verdict has."""
 

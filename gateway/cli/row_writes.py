@@ -14,7 +14,7 @@ import typer
 
 from oncegate.gateway.cli.calls import CONDITION_FAILED, run
 from oncegate.gateway.cli.connection_flags import Cluster
-from oncegate.gateway.cli.flows import duration_ms
+from oncegate.gateway.cli.flows import duration
 from oncegate.gateway.cli.output import Format, Output, as_json, failed, show
 from oncegate.gateway.cli.row_reads import Key, Table, Timeout, ValueFormat
 from oncegate.gateway.cli.row_values import AsText, BytesFrom, given, parsed, print_value, read, told
@@ -51,7 +51,7 @@ def put(
 ) -> None:
     """Write a row exactly once. Exit status 5 if the condition failed, 6 if the outcome is unknown."""
     what = given(value, text=text, bytes_file=bytes_file)
-    ttl_ms = _ttl_ms(ttl)
+    ttl_ms = duration(ttl)
 
     def write(made: Transaction) -> None:
         tests = {"if_version": if_version, **_if_value(if_value)}
@@ -75,7 +75,7 @@ def increment(
     output: ValueFormat = None,
 ) -> None:
     """Add to a row's number exactly once and print the sum; no row counts as 0. Exit status 5 if it is refused."""
-    ttl_ms = _ttl_ms(ttl)
+    ttl_ms = duration(ttl)
 
     def write(made: Transaction) -> None:
         made.increment(table, key, by, floor=floor, ceiling=ceiling, ttl_ms=ttl_ms)
@@ -103,7 +103,7 @@ def append(
 ) -> None:
     """Add an item to the end of a row's list exactly once; no row counts as an empty list."""
     what: Any = given(item, text=text)
-    ttl_ms = _ttl_ms(ttl)
+    ttl_ms = duration(ttl)
 
     def write(made: Transaction) -> None:
         made.append(table, key, what, ttl_ms=ttl_ms)
@@ -218,13 +218,6 @@ def _refuse(found: dict[str, Any]) -> Never:
 
 def _cell(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def _ttl_ms(ttl: str | None) -> int | None:
-    try:
-        return None if ttl is None else duration_ms(ttl)
-    except ValueError as fault:
-        raise failed(fault, 2) from None
 
 
 def _if_value(text: str | None) -> dict[str, Any]:

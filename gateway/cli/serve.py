@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncegate.gateway.cli.output import failed
+from oncegate.gateway.cli.output import checked, failed
 from oncegate.gateway.cli.setting_flags import Config, with_setting_flags
 from oncegate.gateway.local.cluster import LocalCluster, NodeEnded
 from oncegate.gateway.node.setting import gather, unknown_variables
@@ -58,12 +58,10 @@ def serve(context: typer.Context, config: Config = None, **flags: Any) -> None:
     gathered = gather(SETTINGS, config, os.environ, flags)
     if gathered.faults:
         raise failed("; ".join(gathered.faults), 2)
-    try:
+    with checked():
         settings = Settings.of(gathered)
         # Before the modules that take most of the memory. What starts a node of another make knows its own log.
         found = fitness_of(settings) if context.obj is None else []
-    except ValueError as fault:
-        raise failed(fault, 2) from None
     if errors := [one.text for one in found if one.is_error]:
         raise failed("; ".join(errors), 2)
     from oncegate.consensus.errors import ConsensusError
@@ -126,11 +124,9 @@ def token(
     from oncegate.gateway.cli.flows import duration_ms
     from oncegate.gateway.http.auth import new_token
 
-    try:
+    with checked():
         lasts = None if expires_in is None else timedelta(milliseconds=duration_ms(expires_in))
         text, entry = new_token(name, tenant, scope, None if lasts is None else datetime.now(UTC) + lasts)
-    except ValueError as fault:
-        raise failed(fault, 2) from None
     print(entry)
     typer.echo(f"token (shown this once): {text}", err=True)
 

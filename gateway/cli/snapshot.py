@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.output import Format, Output, Yes, as_json, confirm, failed, show
+from oncegate.gateway.cli.output import Format, Output, Yes, as_json, checked, confirm, failed, show
 from oncegate.gateway.cli.progress import Unit, progress
 from oncegate.gateway.cli.store import told
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, download
@@ -142,10 +142,8 @@ def restore_backup(
 
     if force_new_cluster and name is not None:
         raise failed("--name names a backup, and --force-new-cluster takes what a node has: give one of the two", 2)
-    try:
+    with checked():
         new = NewCluster(cluster, MemberAddress.parse(member))
-    except ValueError as fault:
-        raise failed(fault, 2) from None
     with told(), _refused():
         if force_new_cluster:
             with SurvivorOrigin(Path(source)) as origin:

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from oncegate.gateway.cli.cluster import ENDPOINT_DEFAULT, Endpoint, ask
-from oncegate.gateway.cli.flows import duration_ms
+from oncegate.gateway.cli.flows import duration
 from oncegate.gateway.cli.output import Format, Output, as_json, failed, say, show
 
 table = typer.Typer(help="Tables: declare, list, drop.", no_args_is_help=True)
@@ -42,10 +42,7 @@ def declare_table(
     """Declare a table; again as it is: nothing changes. Declared otherwise before: exit status 1."""
     flow: dict[str, Any] = {"consumers": consumer} if consumer else {}
     if retention is not None:
-        try:
-            flow["retention_ms"] = duration_ms(retention)
-        except ValueError as fault:
-            raise failed(fault, 2) from None
+        flow["retention_ms"] = duration(retention)
     if flow and not stream:
         raise failed("--consumer and --retention go with --stream", 2)
     body: dict[str, Any] = {"kind": "stream" if stream else "resident"}
