@@ -24,7 +24,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Operated, Ranged
 from oncegate.gateway.machine.rows import each_change
 from oncegate.gateway.machine.state import state_digest
-from oncegate.gateway.machine.state.layout import decode_session, encode_session
+from oncegate.gateway.machine.state.layout import SESSIONS
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, ClusterTimeMs
 from oncegate.rifl.range_rule import RefusedPart
@@ -249,7 +249,7 @@ def test_requests_in_columns_do_what_they_do_one_by_one(log: list[tuple[int, lis
             for client, tracker in two.trackers.items():
                 session = two.sessions.get(client)
                 assert session is not None
-                _, two.trackers[client] = decode_session(Path("s"), encode_session(session, tracker))
+                _, two.trackers[client] = SESSIONS.decode(Path("s"), SESSIONS.encode((session, tracker)))
                 assert two.trackers[client] == tracker
     assert two.take_sealed() == one.take_sealed()
 

@@ -17,7 +17,7 @@ from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.row_rule import INTEGER_BYTES_MAX
 from oncegate.gateway.machine.rows import each_change
 from oncegate.gateway.machine.state import state_digest
-from oncegate.gateway.machine.state.layout import encode_session
+from oncegate.gateway.machine.state.layout import SESSIONS
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import NO_TIME
 from oncegate.rifl.rule import Rejected
@@ -271,7 +271,7 @@ def test_a_run_is_remembered_as_one_whatever_a_node_has_looked_for_in_its_table(
     images = []
     for machine in (asked, other):
         assert run(machine, "plain", ["b", "ab"], [b"1", b"2"]) == 2
-        images.append(encode_session(next(iter(machine.sessions)), machine.trackers[1]))
+        images.append(SESSIONS.encode((next(iter(machine.sessions)), machine.trackers[1])))
         assert len(machine.trackers[1].runs) == 1
     assert images[0] == images[1]
     assert [key for key, _ in asked.tables["plain"].first_rows("a")] == ["a", "ab"]

@@ -20,7 +20,7 @@ from oncegate.gateway.machine.rows import DictRows, StoredRow
 from oncegate.gateway.machine.state import rows as rows_module
 from oncegate.gateway.machine.state import store as state_store
 from oncegate.gateway.machine.state.errors import StateCorrupt, StoreFailed
-from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
+from oncegate.gateway.machine.state.layout import ROWS, encode_row
 from oncegate.gateway.machine.state.order import in_order
 from oncegate.gateway.machine.state.rows import DirtyTally, FrozenRows, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore, new_cache
@@ -48,7 +48,7 @@ class OnDisk:
         self.rows = StoredRows(1, self.store, self.tally)
         self.frozen: FrozenRows | None = None
         self.files = 0
-        self._write([(rows_prefix(table) + b"k1", encode_row(StoredRow(9, b"other"))) for table in (0, 2)])
+        self._write([(ROWS.under(table) + b"k1", encode_row(StoredRow(9, b"other"))) for table in (0, 2)])
 
     def freeze(self) -> None:
         frozen = self.rows.freeze()
@@ -57,7 +57,7 @@ class OnDisk:
 
     def save(self) -> None:
         if self.frozen is not None:
-            self._write(self.frozen.cells())
+            self._write(cell for columns in self.frozen.columns() for cell in zip(*columns, strict=True))
             self.frozen = None
 
     def _write(self, cells: Iterable[tuple[bytes, bytes | None]]) -> None:
@@ -369,7 +369,7 @@ def test_store_that_could_not_be_opened_again_is_opened_by_the_next_attempt(
 def test_rows_read_ahead_from_a_damaged_block_are_refused_never_missing(tmp_path: Path) -> None:
     written, found = {f"k{number:03d}": StoredRow(1, b"k%03d" % number * 20) for number in range(400)}, 0
     store = RocksStore(tmp_path / "whole", new_cache(1 << 20), create=True)
-    cells = ((rows_prefix(1) + key.encode(), encode_row(row)) for key, row in written.items())
+    cells = ((ROWS.under(1) + key.encode(), encode_row(row)) for key, row in written.items())
     ingest(store, tmp_path / "file", cells)
     store.close()
     for place in range(30):

@@ -84,9 +84,10 @@ def test_state_whose_ends_are_not_whole_is_refused(tmp_path: Path, monkeypatch: 
         fed.machine.ends.take_changes()
         fed.machine.ends._changes = {"t": {"k": Life(1, 9)}}
     elif what == "of no table":
-        monkeypatch.setattr("oncegate.gateway.machine.state.frozen.end_key", lambda number, key: layout.end_key(9, key))
+        of = layout.ENDS.key
+        monkeypatch.setattr(layout.ENDS, "key", lambda number, key: of(9, key))
     else:
-        monkeypatch.setattr("oncegate.gateway.machine.state.frozen.encode_end", lambda life: b"\0" * 15)
+        monkeypatch.setattr(layout.ENDS, "encode", lambda life: b"\0" * 15)
     fed.save()
     fed.close()
     with pytest.raises(StateCorrupt):

@@ -18,20 +18,15 @@ from oncegate.gateway.machine.state import MachineState, layout, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
 from oncegate.gateway.machine.state.layout import (
-    FLOWS_KEY,
-    KEYS_HEAD_KEY,
-    META_KEY,
+    FLOWS,
+    KEYS,
+    KEYS_HEAD,
+    META,
+    SESSIONS,
     FlowIndex,
     KeysHead,
     Meta,
     TableMeta,
-    encode_flow_index,
-    encode_keys_head,
-    encode_meta,
-    encode_session,
-    encode_used_key,
-    session_key,
-    used_key_key,
 )
 from oncegate.gateway.machine.state.restore import restore, verify
 from oncegate.gateway.machine.state.store import RocksStore
@@ -374,12 +369,12 @@ def test_saved_state_that_contradicts_itself_is_corrupt_and_names_its_place(
     kept.record(1, 1, 1)
     if reason == "above 0":
         kept.highest = SequenceNumber(0)
-    cells = {session_key(session.client_id): encode_session(session, kept) for session in sessions}
-    cells[META_KEY] = encode_meta(meta)
-    cells[FLOWS_KEY] = encode_flow_index(FlowIndex([], RetiredState()))
+    cells = {SESSIONS.key(session.client_id): SESSIONS.encode((session, kept)) for session in sessions}
+    cells[META.key()] = META.encode(meta)
+    cells[FLOWS.key()] = FLOWS.encode(FlowIndex([], RetiredState()))
     held = [] if next_key else [Bucket(1, 2, 5, 1, 9, {"k": Held(1, 320)})]
-    cells[KEYS_HEAD_KEY] = encode_keys_head(KeysHead(1, held))
+    cells[KEYS_HEAD.key()] = KEYS_HEAD.encode(KeysHead(1, held))
     used = KeyRecord(SequenceNumber(1), "", "k", ClusterTimeMs(1), ClusterTimeMs(9), CompletionRecord(7, 1))
-    cells[used_key_key(1)] = encode_used_key(used)
+    cells[KEYS.key(1)] = KEYS.encode(used)
     with pytest.raises(StateCorrupt, match=rf"/state/store-1 is corrupt: .*{reason}"):
         restore(cast("RocksStore", Cells(Path("/state/store-1"), cells)))

@@ -20,16 +20,7 @@ from oncegate.gateway.machine.state import MachineState, state_digest
 from oncegate.gateway.machine.state import keys as keys_module
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.keys import FrozenKeys, StoredKeys
-from oncegate.gateway.machine.state.layout import (
-    KEY_NAMES,
-    KEYS,
-    KEYS_HEAD_KEY,
-    decode_keys_head,
-    decode_number,
-    decode_used_key,
-    name_key,
-    used_key_key,
-)
+from oncegate.gateway.machine.state.layout import KEYS, KEYS_HEAD, NAMES
 from oncegate.gateway.machine.state.rows import DirtyTally
 from oncegate.rifl.errors import InvariantViolation
 from oncegate.rifl.key_records import KeyRecord, MemoryKeys, name_of
@@ -167,18 +158,18 @@ class OnDisk(RuleBasedStateMachine):
             else:
                 self.store.cells[key] = value
         self.writing = None
-        self._holds_what_it_has_to(sum(value is None and key.startswith(KEYS) for key, value in cells.items()))
+        self._holds_what_it_has_to(sum(value is None and key.startswith(KEYS.prefix) for key, value in cells.items()))
 
     def _holds_what_it_has_to(self, removed: int) -> None:
         """What is forgotten leaves by and by, nothing else does, and each name leads to a record."""
-        numbers = [decode_used_key(PLACE, image).number for _, image in self.store.scan(KEYS)]
+        numbers = [record.number for _, record in KEYS.scan(self.store)]  # type: ignore[arg-type]
         forgotten = [number for number in numbers if number < self.saved.first]
         assert numbers[len(forgotten) :] == [record.number for record in self.saved]
         assert not forgotten or removed >= keys_module.CLEANED
-        kept = decode_keys_head(PLACE, self.store.cells[KEYS_HEAD_KEY]).kept
+        kept = KEYS_HEAD.need(self.store).kept  # type: ignore[arg-type]
         assert kept <= min(numbers, default=kept)
         assert kept == numbers[0] if forgotten else kept <= self.saved.first
-        led_to = sorted(decode_number(PLACE, number) for _, number in self.store.scan(KEY_NAMES))
+        led_to = sorted(number for _, number in NAMES.scan(self.store))  # type: ignore[arg-type]
         assert set(led_to) <= set(numbers)
         assert len(led_to) == len(set(led_to))
 
@@ -204,9 +195,8 @@ class OnDisk(RuleBasedStateMachine):
 def restored(store: Cells, records: StoredKeys, model: KeyTable) -> KeyTable:
     """Return the table that a store holds, as a start reads it; ``model`` has what the state's first cell would say."""
     keys = KeyTable(records)
-    if (image := store.value(KEYS_HEAD_KEY)) is None:
+    if (head := KEYS_HEAD.get(store)) is None:  # type: ignore[arg-type]
         return keys  # nothing was ever saved
-    head = decode_keys_head(PLACE, image)
     records.resume(head.kept, model.next)
     keys.restore(model.next, model.forgotten_ms, head.buckets)
     return keys
@@ -333,7 +323,7 @@ def test_what_is_forgotten_leaves_the_disk_a_little_with_each_save_and_nobody_se
     left = []
     for _ in range(7):
         saved(state, log)
-        cells = [sum(1 for _ in state._store.scan(prefix)) for prefix in (KEYS, KEY_NAMES)]
+        cells = [sum(1 for _ in state._store.scan(prefix)) for prefix in (KEYS.prefix, NAMES.prefix)]
         left.append(cells)
         assert state_digest(state.machine) == state_digest(twin)
         log.do(c.ForgetKeys())
@@ -362,7 +352,7 @@ def test_time_that_keys_slept_behind_a_fence_is_saved_with_them(tmp_path: Path) 
 
 
 def test_state_whose_keys_are_not_all_there_is_refused_by_name(tmp_path: Path) -> None:
-    for missing, said in ((KEYS_HEAD_KEY, "idempotency keys is missing"), (used_key_key(3), "idempotency key 3")):
+    for missing, said in ((KEYS_HEAD.key(), "idempotency keys is missing"), (KEYS.key(3), "idempotency key 3")):
         path = tmp_path / missing.hex()
         state = MachineState(path)
         log = Log(state.machine)
@@ -382,10 +372,10 @@ def test_name_that_leads_to_no_record_stops_the_machine_rather_than_executing_ag
     store = Cells()
     records = StoredKeys(store, DirtyTally())  # type: ignore[arg-type]
     records.resume(1, 2)
-    store.cells[name_key("\0ka")] = (1).to_bytes(8, "big")
+    store.cells[NAMES.key("\0ka")] = (1).to_bytes(8, "big")
     with pytest.raises(InvariantViolation, match="no record"):
         KeyTable(records).decide("", "ka", 7, NO_TIME, 1)  # type: ignore[arg-type]
-    store.cells[name_key("\0ka")] = b"\1"
+    store.cells[NAMES.key("\0ka")] = b"\1"
     with pytest.raises(StateCorrupt):
         KeyTable(records).decide("", "ka", 7, NO_TIME, 1)  # type: ignore[arg-type]
 
@@ -416,4 +406,4 @@ def test_head_of_keys_is_what_a_decoder_of_its_layout_reads() -> None:
     keys.slot("bob", "ka", 5, 2_400).record(1, 7, 1)  # type: ignore[arg-type]
     image = msgspec.msgpack.encode([1, keys.buckets])
     assert msgspec.msgpack.decode(image) == [1, [[1, 2, 105, 5, 2_405, {"kbob": [1, keys.bytes]}, 0]]]
-    assert decode_keys_head(PLACE, image).buckets == keys.buckets
+    assert KEYS_HEAD.decode(PLACE, image).buckets == keys.buckets

@@ -174,8 +174,8 @@ def _restart(machine: Machine) -> None:
     for client_id, tracker in list(machine.trackers.items()):
         session = machine.sessions.get(client_id)
         assert session is not None
-        image = layout.encode_session(session, tracker)
-        _, machine.trackers[client_id] = layout.decode_session(Path("image"), image)
+        image = layout.SESSIONS.encode((session, tracker))
+        _, machine.trackers[client_id] = layout.SESSIONS.decode(Path("image"), image)
 
 
 def _rows(machine: Machine, table: str) -> list[tuple[str, StoredRow]]:

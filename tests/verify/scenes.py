@@ -23,7 +23,7 @@ from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.waiting import until
 from oncegate.gateway.machine.levels import NEWEST
 from oncegate.gateway.machine.rows import StoredRow
-from oncegate.gateway.machine.state.layout import encode_row, rows_prefix
+from oncegate.gateway.machine.state.layout import ROWS, encode_row
 from oncegate.gateway.machine.state.store import CellWriter, RocksStore, new_cache
 from oncegate.gateway.node import node as node_module
 from oncegate.gateway.node.node import Node, replica_config
@@ -200,7 +200,7 @@ def changed_row(node: Path, table: int, key: str, row: StoredRow) -> None:
         replaced(file, file.read_bytes())
     store = RocksStore(path, new_cache(8 * 2**20), create=False)
     cells: CellWriter = store.writer(node / "state" / "cells")
-    cells.put(rows_prefix(table) + key.encode(), encode_row(row))
+    cells.put(ROWS.key(table, key), encode_row(row))
     cells.finish()
     store.ingest(node / "state" / "cells")
     store.close()

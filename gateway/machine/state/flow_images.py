@@ -7,6 +7,7 @@ Nothing is copied at a freeze: sealed chunks are immutable, the run that grows i
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,16 +18,14 @@ from oncegate.flows.chunks import RangeChunk, SealedChunk, SinglesChunk, cut_tra
 from oncegate.flows.open_segment import RunView
 from oncegate.gateway.machine.flow_state import Flow
 from oncegate.gateway.machine.state.layout import (
-    BATCH_COLUMNS,
+    BATCHES,
     BODY_PART_BYTES,
-    EVENT_COLUMN,
+    HEADS,
+    PIECES,
     FlowHead,
-    batch_key,
+    RangeHead,
+    Run,
     body_parts,
-    encode_head,
-    encode_piece,
-    head_key,
-    piece_key,
 )
 
 PIECE_ITEMS: Final = 1024
@@ -65,13 +64,13 @@ class Piece(NamedTuple):
         """Yield its cells in key order."""
         source = self.source
         if isinstance(source, RangeChunk):
-            yield piece_key(flow, self.first_commit), encode_piece(source)
+            yield PIECES.key(flow, self.first_commit, 0), PIECES.encode(RangeHead.of(source))
             for part in range(body_parts(source.body)):
                 low = part * BODY_PART_BYTES
-                yield piece_key(flow, self.first_commit, part + 1), source.body[low : low + BODY_PART_BYTES]
+                yield PIECES.key(flow, self.first_commit, part + 1), source.body[low : low + BODY_PART_BYTES]
         else:
             chunk = source.chunk(self.start, self.stop) if isinstance(source, RunView) else _cut(source, self)
-            yield piece_key(flow, self.first_commit), encode_piece(chunk)
+            yield PIECES.key(flow, self.first_commit, 0), PIECES.encode(Run(chunk))
 
 
 class FrozenFlow(NamedTuple):
@@ -89,12 +88,12 @@ class FrozenFlow(NamedTuple):
 
     def head_cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield the cell of the head."""
-        yield head_key(self.flow), self.head
+        yield HEADS.key(self.flow), self.head
 
     def batch_cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield the cells of batches dropped and sealed, in key order."""
         for number in self.dropped:
-            yield batch_key(self.flow, number), None
+            yield BATCHES.key(self.flow, number), None
         columns = (
             int64s_from_bytes(column)
             for column in (
@@ -107,14 +106,14 @@ class FrozenFlow(NamedTuple):
         )
         events = int64s_from_bytes(self.batches.event_ms)
         for row, values in enumerate(zip(*columns, strict=True)):
-            event = EVENT_COLUMN.pack(events[row]) if row < len(events) else b""
-            yield batch_key(self.flow, self.first_batch + row), BATCH_COLUMNS.pack(*values) + event
+            numbers = array("q", [*values, *events[row : row + 1]])
+            yield BATCHES.key(self.flow, self.first_batch + row), BATCHES.encode(numbers)
 
     def piece_cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield the cells of the open segment, those of a segment sealed meanwhile as deletions, in key order."""
         for first_commit, cells in self.gone.items():
             for part in range(cells):
-                yield piece_key(self.flow, first_commit, part), None
+                yield PIECES.key(self.flow, first_commit, part), None
         for piece in self.pieces:
             yield from piece.cells(self.flow)
 
@@ -192,7 +191,7 @@ def freeze_flow(number: int, flow: Flow, mark: FlowMark) -> FrozenFlow | None:
         log.unclocked_dropped,
         flow.shed_items,
     )
-    return FrozenFlow(number, encode_head(head), dropped, log, max(batches.first, cells_last + 1), gone, pieces)
+    return FrozenFlow(number, HEADS.encode(head), dropped, log, max(batches.first, cells_last + 1), gone, pieces)
 
 
 def _pieces(flow: Flow, mark: FlowMark) -> list[Piece]:

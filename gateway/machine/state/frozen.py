@@ -16,18 +16,7 @@ from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.state.flow_images import FlowMarks, FrozenFlow
 from oncegate.gateway.machine.state.keys import FrozenKeys, StoredKeys
-from oncegate.gateway.machine.state.layout import (
-    FLOWS_KEY,
-    META_KEY,
-    FlowIndex,
-    Meta,
-    TableMeta,
-    encode_end,
-    encode_flow_index,
-    encode_meta,
-    end_key,
-    session_key,
-)
+from oncegate.gateway.machine.state.layout import ENDS, FLOWS, META, SESSIONS, FlowIndex, Meta, TableMeta
 from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.gateway.machine.state.rows import CellColumns, FrozenRows, StoredRows
 from oncegate.gateway.machine.state.session_images import SessionImages
@@ -54,43 +43,27 @@ class Frozen:
 
     def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield all cells in key order, None for a deletion."""
-        yield from self._cells_before_rows()
-        for part in self.rows:
-            yield from part.cells()
-        for keys, values in self._columns_after_rows():
+        for keys, values in self.columns():
             yield from zip(keys, values, strict=True)
 
     def columns(self) -> Iterator[CellColumns]:
         """Yield :meth:`cells` as columns: rows and keys by the dozen, the others, which may be large, one by one."""
-        for key, value in self._cells_before_rows():
-            yield [key], [value]
+        yield [META.key()], [self.meta]
+        for cells_of in (FrozenFlow.head_cells, FrozenFlow.batch_cells, FrozenFlow.piece_cells):
+            for flow in self.flows:
+                for key, value in cells_of(flow):
+                    yield [key], [value]
         for part in self.rows:
             yield from part.columns()
-        yield from self._columns_after_rows()
-
-    def _columns_after_rows(self) -> Iterator[CellColumns]:
         for client_id in self.sessions.ids():
-            yield [session_key(client_id)], [self.sessions.image(client_id)]
+            yield [SESSIONS.key(client_id)], [self.sessions.image(client_id)]
         yield from self.keys.by_number()
-        for key, value in self._cells_between_keys():
-            yield [key], [value]
-        yield from self.keys.by_name()
-
-    def _cells_before_rows(self) -> Iterator[tuple[bytes, bytes | None]]:
-        yield META_KEY, self.meta
-        for flow in self.flows:
-            yield from flow.head_cells()
-        for flow in self.flows:
-            yield from flow.batch_cells()
-        for flow in self.flows:
-            yield from flow.piece_cells()
-
-    def _cells_between_keys(self) -> Iterator[tuple[bytes, bytes | None]]:
-        yield FLOWS_KEY, self.flow_index
+        yield [FLOWS.key()], [self.flow_index]
         for number, changes in self.ends:
-            for key in sorted_in_runs(changes):
-                life = changes[key]
-                yield end_key(number, key), None if life is None else encode_end(life)
+            for row in sorted_in_runs(changes):
+                life = changes[row]
+                yield [ENDS.key(number, row)], [None if life is None else ENDS.encode(life)]
+        yield from self.keys.by_name()
 
 
 def meta_of(machine: Machine, point: SavedPoint) -> Meta:
@@ -144,8 +117,8 @@ def freeze(machine: Machine, point: SavedPoint, marks: FlowMarks) -> tuple[Froze
             rows.append(part[0])
             retired.append(part[1])
     flows, numbers = marks.freeze(machine.flows.all())
-    index = encode_flow_index(FlowIndex(numbers, machine.flows.retired.snapshot()))
-    meta = encode_meta(meta_of(machine, point))
+    index = FLOWS.encode(FlowIndex(numbers, machine.flows.retired.snapshot()))
+    meta = META.encode(meta_of(machine, point))
     ends = [(number, lives) for number, _, lives in parts if lives]
     if not isinstance(records := machine.keys.records, StoredKeys):
         raise InvariantViolation("the idempotency keys of this machine are in memory alone")

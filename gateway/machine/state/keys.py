@@ -17,18 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncegate.gateway.machine.state.layout import (
-    KEYS,
-    KEYS_HEAD_KEY,
-    KeysHead,
-    decode_number,
-    decode_used_key,
-    encode_keys_head,
-    encode_number,
-    encode_used_key,
-    name_key,
-    used_key_key,
-)
+from oncegate.gateway.machine.state.layout import KEYS, KEYS_HEAD, NAMES, KeysHead
 from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.gateway.machine.state.rows import CellColumns, DirtyTally
 from oncegate.gateway.machine.state.store import RocksStore
@@ -78,42 +67,41 @@ class FrozenKeys:
         self._stale, self.kept, cleaned = {}, self._head.kept, 0
         while cleaned < self._clean_max:
             # A scan keeps others from the store, so each is short.
-            scan = self._store.scan(KEYS, number_part(self.kept), number_part(self._clean_to))
-            cells = list(islice(scan, PIECE_KEYS)) if self.kept < self._clean_to else []
-            scan.close()  # type: ignore[attr-defined]
+            scan = KEYS.between(self._store, self.kept, max(self.kept, self._clean_to))
+            cells = list(islice(scan, PIECE_KEYS))
+            scan.close()
             if not cells:
                 self.kept = max(self.kept, self._clean_to)
                 break
-            for _, image in cells:
-                gone = decode_used_key(self._store.path, image)
+            for _, gone in cells:
                 self._stale[name_of(gone.tenant, gone.key)] = gone.number
                 self.kept = gone.number + 1
             cleaned += len(cells)
-            yield [key for key, _ in cells], [None] * len(cells)
+            yield [KEYS.key(*number) for number, _ in cells], [None] * len(cells)
         numbers = iter(self._new)
         while part := [self._new[number] for number in islice(numbers, PIECE_KEYS)]:
             part = [record for record in part if record.number >= self._first]
             if part:
-                yield [used_key_key(record.number) for record in part], [encode_used_key(record) for record in part]
+                yield [KEYS.key(record.number) for record in part], [KEYS.encode(record) for record in part]
 
     def by_name(self) -> Iterator[CellColumns]:
         """Yield names with their numbers, and the removal of those that lead to a removed record; then the head."""
         for part in _pieces(sorted_in_runs(chain(self._names, (name for name in self._stale if self._is_old(name))))):
             keys: list[bytes] = []
             values: list[bytes | None] = []
-            found = iter(self._store.values([name_key(name) for name in part if name in self._stale]))
+            found = iter(self._store.values([NAMES.key(name) for name in part if name in self._stale]))
             for name in part:
                 new = self._names.get(name)
                 before = next(found) if name in self._stale else None
                 if new is not None and new.number >= self._first:
-                    keys.append(name_key(name))
-                    values.append(encode_number(new.number))
-                elif before is not None and decode_number(self._store.path, before) == self._stale[name]:
-                    keys.append(name_key(name))
+                    keys.append(NAMES.key(name))
+                    values.append(NAMES.encode(new.number))
+                elif before is not None and NAMES.decode(self._store.path, before) == self._stale[name]:
+                    keys.append(NAMES.key(name))
                     values.append(None)
             if keys:
                 yield keys, values
-        yield [KEYS_HEAD_KEY], [encode_keys_head(msgspec.structs.replace(self._head, kept=self.kept))]
+        yield [KEYS_HEAD.key()], [KEYS_HEAD.encode(msgspec.structs.replace(self._head, kept=self.kept))]
 
     def _is_old(self, name: str) -> bool:
         return name not in self._names
@@ -158,7 +146,7 @@ class StoredKeys:
         fresh, frozen = self._fresh, self._frozen_names
         below = [name for name in names if name not in fresh and name not in frozen]
         if len(below) > 1:
-            self._ahead = dict(zip(below, self._store.values(list(map(name_key, below))), strict=True))
+            self._ahead = dict(zip(below, self._store.values(list(map(NAMES.key, below))), strict=True))
 
     def find(self, name: str, first: int) -> KeyRecord | None:
         """Return the newest record under a name, unless its number is below ``first``; raises as :meth:`at`."""
@@ -166,10 +154,10 @@ class StoredKeys:
         if found is None:
             found = self._frozen_names.get(name)
             if found is None:
-                value = self._ahead[name] if name in self._ahead else self._store.value(name_key(name))
+                value = self._ahead[name] if name in self._ahead else self._store.value(NAMES.key(name))
                 if value is None:
                     return None
-                number = decode_number(self._store.path, value)
+                number = NAMES.decode(self._store.path, value)
                 if number < first:
                     return None
                 found = self.at(number)
@@ -182,9 +170,7 @@ class StoredKeys:
         found = self._numbers.get(number)
         if found is None:
             found = self._frozen_numbers.get(number)
-        if found is None and (image := self._store.value(used_key_key(number))) is not None:
-            found = decode_used_key(self._store.path, image)
-        return found
+        return KEYS.get(self._store, number) if found is None else found
 
     def add(self, name: str, record: KeyRecord) -> None:
         """Keep a record."""
@@ -204,8 +190,8 @@ class StoredKeys:
         """Yield the records from ``first`` on, below ``stop``; raises StateCorrupt, StoreFailed."""
         oldest = min(next(iter(self._frozen_numbers), stop), next(iter(self._numbers), stop), stop)
         if first < oldest:
-            for _, image in self._store.scan(KEYS, number_part(first), number_part(oldest)):
-                yield decode_used_key(self._store.path, image)
+            for _, record in KEYS.between(self._store, first, oldest):
+                yield record
         for number, record in chain(self._frozen_numbers.items(), self._numbers.items()):
             if first <= number < stop:
                 yield record
@@ -225,11 +211,6 @@ class StoredKeys:
         self._frozen = FrozenKeys(self._store, self._numbers, self._fresh, head, first, self._saved)
         self._fresh, self._numbers, self._saved = {}, {}, after
         return self._frozen, retired
-
-
-def number_part(number: int) -> bytes:
-    """Return what follows the prefix in the key of a record's cell."""
-    return used_key_key(number)[len(KEYS) :]
 
 
 def _copied(bucket: Bucket) -> Bucket:

@@ -1,40 +1,22 @@
-"""What the cells of a saved state are: keys, encodings, format version.
+"""What the cells of a saved state are: each kind is declared once, in :data:`CELLS`, with its key and its value.
 
-Owns: the layout below, pure. All integers in keys are big-endian, so that cells lie in the order of their numbers.
-
-| key | value |
-|---|---|
-| ``00`` | format version (u32), then :class:`Meta` |
-| ``01`` flow (u16) | :class:`FlowHead` |
-| ``02`` flow (u16) batch (u64) | five little-endian int64: first commit, last commit, items through, bytes, seal time;
-a sixth where the flow's event-time clock at it is known |
-| ``03`` flow (u16) first commit (u64) part (u32) | a piece of the open segment (:class:`Piece`), or bytes of a body |
-| ``04`` table (u16) row key (UTF-8) | row version (u64), then the row's JSON text; of a row that ends by itself the
-highest bit of the version is set, and its end (u64, cluster time or 0) and owner (u64, client id or 0) come before the
-text; of one that is moved then the next bit is set too, and the key (u16 bytes, UTF-8) comes behind them |
-| ``05`` client id (u64) | :class:`SessionImage` |
-| ``06`` number (u64) | :class:`StoredKey` |
-| ``07`` | :class:`FlowIndex` |
-| ``08`` table (u16) row key (UTF-8) | end (u64) and owner (u64) of a row that ends by itself |
-| ``0a`` tenant, NUL, key (UTF-8) | number (u64) of an idempotency key |
-| ``0b`` | :class:`KeysHead` |
-
-Tables are numbered from 0 in the order of their declaration, and no number is given out twice; flows as
-:class:`FlowIndex` says. There may be cells ``06`` and ``0a`` of numbers below the oldest remembered one
-(:mod:`oncegate.gateway.machine.state.keys`), which count for nothing. Values are msgpack arrays
-unless said otherwise. Checksums are the store's (one for each block).
+Owns: that table, the structs behind it and the format version. A value is a msgpack array unless its declaration
+says otherwise. Tables are numbered from 0 in the order of their declaration, and no number is given out twice; flows as
+:class:`FlowIndex` says. There may be :data:`KEYS` and :data:`NAMES` of numbers below the oldest remembered one
+(:mod:`oncegate.gateway.machine.state.keys`), which count for nothing. Checksums are the store's (one for each block).
 """
 
 from __future__ import annotations
 
 import struct
-from pathlib import Path
-from typing import Final, TypeVar
+from array import array
+from collections.abc import Callable
+from typing import Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
 from oncegate.consensus.ports import SavedPoint
-from oncegate.flows.chunks import RangeChunk, SinglesChunk
+from oncegate.flows.chunks import RangeChunk, SinglesChunk, int64s_from_bytes, int64s_to_bytes
 from oncegate.flows.cursor import ConsumerState
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.retired import RetiredState
@@ -42,40 +24,26 @@ from oncegate.gateway.machine import levels
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.row_rule import Remembered
 from oncegate.gateway.machine.rows import StoredRow
+from oncegate.gateway.machine.state.cells import Cells, packed
 from oncegate.gateway.machine.state.errors import StateCorrupt, StateVersionUnknown
+from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.gateway.machine.tables import TableKind
 from oncegate.gateway.machine.transactions import Taken, Took, Transacted
 from oncegate.rifl.completion import CompletionRecord, RangeRecord
-from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, Fingerprint, SequenceNumber
+from oncegate.rifl.ids import ClusterTimeMs, CommitNumber, SequenceNumber
 from oncegate.rifl.key_buckets import Bucket
 from oncegate.rifl.key_records import KeyRecord
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionRecord
 
 FORMAT: Final = 10
-META_KEY: Final = b"\x00"
-HEADS: Final = b"\x01"
-BATCHES: Final = b"\x02"
-PIECES: Final = b"\x03"
-ROWS: Final = b"\x04"
-SESSIONS: Final = b"\x05"
-KEYS: Final = b"\x06"
-FLOWS_KEY: Final = b"\x07"
-ENDS: Final = b"\x08"
-KEY_NAMES: Final = b"\x0a"
-KEYS_HEAD_KEY: Final = b"\x0b"
-LAST_PREFIX: Final = KEYS_HEAD_KEY
-"""No cell has a key that begins with a higher byte."""
 BODY_PART_BYTES: Final = 1 << 20
 """A range's body is stored in parts of this size: copying one takes a fraction of a millisecond."""
 
+T = TypeVar("T")
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
-_PIECE: Final = struct.Struct(">HQI")
-_BATCH: Final = struct.Struct(">HQ")
-BATCH_COLUMNS: Final = struct.Struct("<5q")
-EVENT_COLUMN: Final = struct.Struct("<q")
 _VERSION_BYTES: Final = 8
 _ENDS: Final = 1 << 63
 """Set in the version of a row that ends by itself."""
@@ -165,6 +133,17 @@ class RangeHead(msgspec.Struct, array_like=True, frozen=True, tag="range"):
     body_parts: int
     traceparent: str = ""
 
+    @classmethod
+    def of(cls, chunk: RangeChunk) -> Self:
+        """Return the head of a range."""
+        numbers = chunk.first_commit, chunk.count, chunk.time_ms, chunk.client_id, chunk.first_sequence, chunk.offset
+        return cls(*numbers, body_parts(chunk.body), chunk.traceparent)
+
+    def chunk(self, body: bytes) -> RangeChunk:
+        """Return the range, given its body."""
+        numbers = self.first_commit, self.count, self.time_ms, self.client_id, self.first_sequence
+        return RangeChunk(*numbers, body, self.offset, self.traceparent)
+
 
 class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
     """Adjacent single writes of the open segment."""
@@ -184,136 +163,26 @@ class StoredResult(Remembered, array_like=True, frozen=True, gc=False):
     taken: list[Taken] | None = None
 
 
-class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A completion record as it is read back, with the type of its result."""
-
-    fingerprint: Fingerprint
-    commit: CommitNumber
-    result: StoredResult | None = None
-    traceparent: str = ""
-
-
 class SessionImage(msgspec.Struct, array_like=True, frozen=True):
     """A session with its completion records."""
 
     session: SessionRecord
     first_incomplete: SequenceNumber
     highest: SequenceNumber
-    records: dict[int, StoredRecord]
+    records: dict[int, CompletionRecord]
     ranges: list[RangeRecord]
     runs: list[RangeRecord]
 
 
-class StoredKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A used idempotency key as it is read back; written from :class:`oncegate.rifl.key_table.KeyRecord`."""
-
-    number: SequenceNumber
-    tenant: str
-    key: str
-    used_ms: ClusterTimeMs
-    ends_ms: ClusterTimeMs
-    record: StoredRecord
-
-
 class KeysHead(msgspec.Struct, array_like=True, frozen=True):
-    """What is remembered of idempotency keys; the cells ``06`` begin at the number ``kept``, here."""
+    """What is remembered of idempotency keys; those on disk begin at the number ``kept``, here."""
 
     kept: int
     buckets: list[Bucket]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_meta = msgspec.msgpack.Decoder(Meta)
-_head = msgspec.msgpack.Decoder(FlowHead)
-_flow_index = msgspec.msgpack.Decoder(FlowIndex)
-_piece = msgspec.msgpack.Decoder(Piece)
-_session = msgspec.msgpack.Decoder(SessionImage)
-_key = msgspec.msgpack.Decoder(StoredKey)
-_keys_head = msgspec.msgpack.Decoder(KeysHead)
-T = TypeVar("T")
-
-
-def encode_meta(meta: Meta) -> bytes:
-    """Return the value of :data:`META_KEY`."""
-    return _U32.pack(FORMAT) + _encode(meta)
-
-
-def decode_meta(path: Path, value: bytes) -> Meta:
-    """Read the value of :data:`META_KEY`; raises StateVersionUnknown, StateCorrupt."""
-    if len(value) < _U32.size:
-        raise StateCorrupt(path, "its first cell is cut short")
-    (version,) = _U32.unpack_from(value)
-    if version != FORMAT:
-        raise StateVersionUnknown(path, version, FORMAT)
-    meta = _decoded(path, _meta, value[_U32.size :])
-    if meta.level > levels.NEWEST:
-        raise StateVersionUnknown(path, meta.level, levels.NEWEST, "feature level")
-    return meta
-
-
-def encode_flow_index(index: FlowIndex) -> bytes:
-    """Return the value of :data:`FLOWS_KEY`."""
-    return _encode(index)
-
-
-def decode_flow_index(path: Path, value: bytes | None) -> FlowIndex:
-    """Read the value of :data:`FLOWS_KEY`; raises StateCorrupt, also if there is none."""
-    if value is None:
-        raise StateCorrupt(path, "the numbers of the flows are missing")
-    return _decoded(path, _flow_index, value)
-
-
-def head_key(flow: int) -> bytes:
-    """Return the key of a flow's head."""
-    return HEADS + _U16.pack(flow)
-
-
-def encode_head(head: FlowHead) -> bytes:
-    """Return the value of a flow's head."""
-    return _encode(head)
-
-
-def decode_head(path: Path, value: bytes) -> FlowHead:
-    """Read a flow's head; raises StateCorrupt."""
-    return _decoded(path, _head, value)
-
-
-def batch_key(flow: int, number: int) -> bytes:
-    """Return the key of a sealed batch's columns."""
-    return BATCHES + _BATCH.pack(flow, number)
-
-
-def batches_prefix(flow: int) -> bytes:
-    """Return what the keys of a flow's batches begin with."""
-    return BATCHES + _U16.pack(flow)
-
-
-def piece_key(flow: int, first_commit: int, part: int = 0) -> bytes:
-    """Return the key of a piece of the open segment; parts from 1 on are of a range's body."""
-    return PIECES + _PIECE.pack(flow, first_commit, part)
-
-
-def pieces_prefix(flow: int) -> bytes:
-    """Return what the keys of a flow's pieces begin with."""
-    return PIECES + _U16.pack(flow)
-
-
-def encode_piece(chunk: SinglesChunk | RangeChunk) -> bytes:
-    """Return the value of a piece, a range's without its body."""
-    if isinstance(chunk, SinglesChunk):
-        return _encode(Run(chunk))
-    return _encode(
-        RangeHead(
-            chunk.first_commit,
-            chunk.count,
-            chunk.time_ms,
-            chunk.client_id,
-            chunk.first_sequence,
-            chunk.offset,
-            body_parts(chunk.body),
-            chunk.traceparent,
-        )
-    )
+SessionKnown = tuple[SessionRecord, ResultTracker]
+BatchColumns: TypeAlias = "array[int]"
 
 
 def body_parts(body: bytes) -> int:
@@ -321,25 +190,14 @@ def body_parts(body: bytes) -> int:
     return -(-len(body) // BODY_PART_BYTES)
 
 
-def decode_piece(path: Path, value: bytes) -> Piece:
-    """Read a piece; raises StateCorrupt."""
-    piece: Piece = _decoded(path, _piece, value)
-    return piece
-
-
-def rows_prefix(table: int) -> bytes:
-    """Return what the keys of a table's rows begin with."""
-    return ROWS + _U16.pack(table)
-
-
 def encode_row(row: StoredRow) -> bytes:
     """Return the value of a row."""
     life = row.life
     if life is not None:
         if not life.then:
-            return _U64.pack(row.version | _ENDS) + encode_end(life) + row.value
+            return _U64.pack(row.version | _ENDS) + _encode_end(life) + row.value
         then = life.then.encode()
-        return _U64.pack(row.version | _ENDS | _MOVES) + encode_end(life) + _U16.pack(len(then)) + then + row.value
+        return _U64.pack(row.version | _ENDS | _MOVES) + _encode_end(life) + _U16.pack(len(then)) + then + row.value
     return row.version.to_bytes(_VERSION_BYTES, "big") + row.value
 
 
@@ -370,98 +228,50 @@ def decode_row(value: bytes) -> StoredRow:
     return StoredRow(CommitNumber(version ^ _MOVES), value[start + size :], life)
 
 
-def end_key(table: int, key: str) -> bytes:
-    """Return the key under which a row's end is found."""
-    return ENDS + _U16.pack(table) + key.encode()
-
-
-def encode_end(life: Life) -> bytes:
-    """Return the value of a row's end."""
+def _encode_end(life: Life) -> bytes:
     return _LIFE.pack(life.ends_ms, life.owner)
 
 
-def decode_end(path: Path, key: bytes, value: bytes) -> tuple[int, str, Life]:
-    """Read table number, key and end of a row; raises StateCorrupt."""
-    start = len(ENDS)
-    try:
-        (table,) = _U16.unpack_from(key, start)
-        return table, key[start + _U16.size :].decode(), Life(*_LIFE.unpack(value))
-    except (struct.error, UnicodeDecodeError) as fault:
-        raise StateCorrupt(path, f"the end of a row: {fault}") from None
+def _decode_end(value: bytes) -> Life:
+    return Life(*_LIFE.unpack(value))
 
 
-def session_key(client_id: int) -> bytes:
-    """Return the key of a session."""
-    return SESSIONS + _U64.pack(client_id)
+def _encode_meta(meta: Meta) -> bytes:
+    return _U32.pack(FORMAT) + packed(meta)
 
 
-def encode_session(session: SessionRecord, tracker: ResultTracker) -> bytes:
-    """Return the value of a session with its records, in time proportional to their number."""
+def _decode_meta(value: bytes) -> Meta:
+    return _meta(value[_U32.size :])
+
+
+def _encode_session(known: SessionKnown) -> bytes:
+    """Write a session with its records, in time proportional to their number."""
+    session, tracker = known
     image = session, tracker.first_incomplete, tracker.highest, tracker.kept_singly, tracker.ranges, tracker.runs
-    return _encode(image)
+    return packed(image)
 
 
-def decode_session(path: Path, value: bytes) -> tuple[SessionRecord, ResultTracker]:
-    """Read a session with its records; raises StateCorrupt."""
-    image = _decoded(path, _session, value)
-    session = image.session
+def _decode_session(value: bytes) -> SessionKnown:
+    image = _session(value)
     records = {sequence: _record(stored) for sequence, stored in image.records.items()}
     known = image.first_incomplete, image.highest, records, image.ranges, image.runs
-    return session, ResultTracker.restore(session.window, *known)
+    return image.session, ResultTracker.restore(image.session.window, *known)
 
 
-def used_key_key(number: int) -> bytes:
-    """Return the key of a used idempotency key."""
-    return KEYS + _U64.pack(number)
+def _decode_used_key(value: bytes) -> KeyRecord:
+    used = _used_key(value)
+    return KeyRecord(used.number, used.tenant, used.key, used.used_ms, used.ends_ms, _record(used.record))
 
 
-def encode_used_key(used: KeyRecord) -> bytes:
-    """Return the value of a used idempotency key."""
-    return _encode(used)
+def _record(read: CompletionRecord) -> CompletionRecord:
+    """Return a record as it was written: a decoder cannot know the type of its result."""
+    if read.result is None:
+        return read
+    result = _result(msgspec.convert(read.result, StoredResult))
+    return CompletionRecord(read.fingerprint, read.commit, result, read.traceparent)
 
 
-def decode_used_key(path: Path, value: bytes) -> KeyRecord:
-    """Read a used idempotency key; raises StateCorrupt."""
-    stored = _decoded(path, _key, value)
-    return KeyRecord(stored.number, stored.tenant, stored.key, stored.used_ms, stored.ends_ms, _record(stored.record))
-
-
-def name_key(name: str) -> bytes:
-    """Return the key under which the number of an idempotency key is found."""
-    return KEY_NAMES + name.encode()
-
-
-def encode_number(number: int) -> bytes:
-    """Return the value of a name."""
-    return _U64.pack(number)
-
-
-def decode_number(path: Path, value: bytes) -> int:
-    """Read the value of a name; raises StateCorrupt."""
-    if len(value) != _U64.size:
-        raise StateCorrupt(path, "the number of an idempotency key is cut short")
-    return int.from_bytes(value, "big")
-
-
-def encode_keys_head(head: KeysHead) -> bytes:
-    """Return the value of :data:`KEYS_HEAD_KEY`."""
-    return _encode(head)
-
-
-def decode_keys_head(path: Path, value: bytes | None) -> KeysHead:
-    """Read the value of :data:`KEYS_HEAD_KEY`; raises StateCorrupt, also if there is none."""
-    if value is None:
-        raise StateCorrupt(path, "what is remembered of idempotency keys is missing")
-    return _decoded(path, _keys_head, value)
-
-
-def _record(stored: StoredRecord) -> CompletionRecord:
-    return CompletionRecord(stored.fingerprint, stored.commit, _result(stored.result), stored.traceparent)
-
-
-def _result(stored: StoredResult | None) -> Remembered | None:
-    if stored is None:
-        return None
+def _result(stored: StoredResult) -> Remembered:
     row = stored.refusal, stored.version, stored.value
     if stored.count is None:
         return Remembered(*row)
@@ -469,8 +279,54 @@ def _result(stored: StoredResult | None) -> Remembered | None:
     return Transacted(*known) if stored.taken is None else Took(*known, stored.taken)
 
 
-def _decoded(path: Path, decoder: msgspec.msgpack.Decoder[T], value: bytes) -> T:
-    try:
-        return decoder.decode(value)
-    except msgspec.DecodeError as fault:
-        raise StateCorrupt(path, str(fault)) from None
+def _decode_number(value: bytes) -> int:
+    (number,) = _U64.unpack(value)
+    return int(number)
+
+
+def _decoder(of: type[T]) -> Callable[[bytes], T]:
+    return msgspec.msgpack.Decoder(of).decode
+
+
+_meta, _session, _used_key = _decoder(Meta), _decoder(SessionImage), _decoder(KeyRecord)
+
+META: Final = Cells[Meta](0x00, "the point of the state", "", _decode_meta, _encode_meta)
+"""The format version (u32) comes before the array; :func:`read_meta` looks at it."""
+HEADS: Final = Cells[FlowHead, int](0x01, "flow", "H", _decoder(FlowHead))
+"""By flow."""
+BATCHES: Final = Cells[BatchColumns, int, int](0x02, "batch of flow", "HQ", int64s_from_bytes, int64s_to_bytes)
+"""By flow and batch. Five little-endian int64: first commit, last commit, items through, bytes, seal time; a sixth
+where the flow's event-time clock at it is known."""
+PIECES: Final = Cells[Piece, int, int, int](0x03, "piece of flow", "HQI", msgspec.msgpack.Decoder(Piece).decode)
+"""By flow, first commit and part: of the open segment. Parts from 1 on are bytes of a range's body."""
+ROWS: Final = Cells[StoredRow, int, str](0x04, "row of table", "H", decode_row, encode_row, text=True)
+"""By table and the row's key. Row version (u64), then the row's JSON text; of a row that ends by itself the highest bit
+of the version is set, and its end (u64, cluster time or 0) and owner (u64, client id or 0) come before the text; of one
+that is moved then the next bit is set too, and the key (u16 bytes, UTF-8) comes behind them."""
+SESSIONS: Final = Cells[SessionKnown, int](0x05, "session", "Q", _decode_session, _encode_session)
+"""By client id: :class:`SessionImage`."""
+KEYS: Final = Cells[KeyRecord, int](0x06, "idempotency key", "Q", _decode_used_key)
+"""By number: a used idempotency key."""
+FLOWS: Final = Cells[FlowIndex](0x07, "the index of the flows", "", _decoder(FlowIndex))
+ENDS: Final = Cells[Life, int, str](0x08, "end of a row of table", "H", _decode_end, _encode_end, text=True)
+"""By table and the row's key: end (u64) and owner (u64) of a row that ends by itself."""
+NAMES: Final = Cells[int, str](0x0A, "number of an idempotency key", "", _decode_number, _U64.pack, text=True)
+"""By tenant, NUL and idempotency key: its number (u64)."""
+KEYS_HEAD: Final = Cells[KeysHead](0x0B, "what is remembered of idempotency keys", "", _decoder(KeysHead))
+CELLS: Final = (META, HEADS, BATCHES, PIECES, ROWS, SESSIONS, KEYS, FLOWS, ENDS, NAMES, KEYS_HEAD)
+"""All kinds, in key order: there are no other cells."""
+
+
+def read_meta(store: RocksStore) -> Meta | None:
+    """Read :data:`META`, None if nothing was saved; raises StateVersionUnknown, StateCorrupt, StoreFailed."""
+    if (value := store.value(META.key())) is None:
+        return None
+    if len(value) < _U32.size:
+        raise StateCorrupt(store.path, "its first cell is cut short")
+    (version,) = _U32.unpack_from(value)
+    if version != FORMAT:
+        raise StateVersionUnknown(store.path, version, FORMAT)
+    meta = META.decode(store.path, value)
+    if meta.level > levels.NEWEST:
+        raise StateVersionUnknown(store.path, meta.level, levels.NEWEST, "feature level")
+    return meta

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from oncegate.consensus.ports import SavedPoint
 from oncegate.flows.batch_log import BatchLog, BatchLogState
-from oncegate.flows.chunks import RangeChunk, SealedChunk, SinglesChunk, int64s_to_bytes
+from oncegate.flows.chunks import SealedChunk, SinglesChunk, int64s_to_bytes
 from oncegate.flows.cursor import Consumers
 from oncegate.flows.errors import FlowError
 from oncegate.flows.open_segment import OpenSegmentState
@@ -25,29 +25,18 @@ from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.flow_images import PIECE_ITEMS, FlowMark, FlowMarks
 from oncegate.gateway.machine.state.keys import StoredKeys
 from oncegate.gateway.machine.state.layout import (
-    BATCH_COLUMNS,
+    BATCHES,
+    CELLS,
     ENDS,
-    EVENT_COLUMN,
-    FLOWS_KEY,
-    KEYS_HEAD_KEY,
-    LAST_PREFIX,
-    META_KEY,
+    FLOWS,
+    HEADS,
+    KEYS_HEAD,
+    PIECES,
     SESSIONS,
     FlowHead,
     Meta,
     Run,
-    batch_key,
-    batches_prefix,
-    decode_end,
-    decode_flow_index,
-    decode_head,
-    decode_keys_head,
-    decode_meta,
-    decode_piece,
-    decode_session,
-    head_key,
-    piece_key,
-    pieces_prefix,
+    read_meta,
 )
 from oncegate.gateway.machine.state.rows import DirtyTally, StoredRows
 from oncegate.gateway.machine.state.store import RocksStore
@@ -90,10 +79,8 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
     tally = DirtyTally()
     records = StoredKeys(store, tally)
     machine = Machine(lambda number: StoredRows(number, store, tally), records)
-    value = store.value(META_KEY)
-    if value is None:
+    if (meta := read_meta(store)) is None:
         return Restored(machine, None, FlowMarks(), tally)
-    meta = decode_meta(store.path, value)
     machine.commit = meta.commit
     machine.time_ms = meta.time_ms
     machine.replayed = meta.replayed
@@ -118,23 +105,22 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
         else:
             machine.closing[about.name] = Closing(table, about.swept)
     machine.tables_declared = meta.tables_declared
-    index, marks = decode_flow_index(store.path, store.value(FLOWS_KEY)), FlowMarks()
+    index, marks = FLOWS.need(store), FlowMarks()
     machine.flows.retired = RetiredNames(index.retired)
     if len(index.numbers) != meta.flows:
         raise StateCorrupt(store.path, f"{len(index.numbers)} of {meta.flows} flows are numbered")
     for number in index.numbers:
         mark = marks.numbered[number] = _flow(store, number)
         machine.flows.put_back(mark.flow)
-    for _, image in store.scan(SESSIONS):
+    for _, (session, tracker) in SESSIONS.scan(store):
         rest()
-        session, tracker = decode_session(store.path, image)
         machine.sessions.put_back(session)
         machine.trackers[session.client_id] = tracker
     machine.sessions.skip_to(meta.next_client_id)
     machine.sessions.closed = dict(meta.closed_nonces)
     if len(machine.sessions) != meta.sessions:
         raise StateCorrupt(store.path, f"{len(machine.sessions)} of {meta.sessions} sessions are there")
-    head = decode_keys_head(store.path, store.value(KEYS_HEAD_KEY))
+    head = KEYS_HEAD.need(store)
     records.resume(head.kept, meta.next_key)
     machine.keys.restore(meta.next_key, meta.forgotten_ms, head.buckets)
     _put_back_ends(store, machine, meta, rest)
@@ -143,9 +129,8 @@ def _restored(store: RocksStore, rest: Callable[[], None]) -> Restored:
 
 def _put_back_ends(store: RocksStore, machine: Machine, meta: Meta, rest: Callable[[], None]) -> None:
     tables = {table.number: table for table in machine.every_table()}
-    for key, value in store.scan(ENDS):
+    for (number, row), life in ENDS.scan(store):
         rest()
-        number, row, life = decode_end(store.path, key, value)
         if number not in tables:
             raise StateCorrupt(store.path, f"a row ends in table {number}, which is not there")
         tables[number].put_back_end(row, life)
@@ -179,36 +164,29 @@ class Retained(NamedTuple):
 
 def contents(store: RocksStore) -> tuple[Meta, list[Retained]]:
     """Read what a saved state says of itself, and which batches belong to it; milliseconds. Raises as `restore`."""
-    value = store.value(META_KEY)
-    if value is None:
+    if (meta := read_meta(store)) is None:
         raise StateCorrupt(store.path, "nothing was saved in it")
-    meta = decode_meta(store.path, value)
     retained = []
-    for number in decode_flow_index(store.path, store.value(FLOWS_KEY)).numbers:
-        if (value := store.value(head_key(number))) is None:
-            raise StateCorrupt(store.path, f"flow {number} is missing")
-        head = decode_head(store.path, value)
+    for number in FLOWS.need(store).numbers:
+        head = HEADS.need(store, number)
         retained.append(Retained(head.declaration.name, head.first, head.last))
     return meta, retained
 
 
 def remembered_keys(store: RocksStore) -> int:
     """Return how many idempotency keys a saved state remembers; raises StateCorrupt."""
-    head = decode_keys_head(store.path, store.value(KEYS_HEAD_KEY))
+    head = KEYS_HEAD.need(store)
     return sum(bucket.stop - bucket.first for bucket in head.buckets)
 
 
 def all_cells(store: RocksStore) -> Generator[tuple[bytes, bytes]]:
     """Yield every cell; raises StateCorrupt as :func:`verify`."""
-    for first in range(LAST_PREFIX[0] + 1):
-        yield from store.scan(bytes([first]))
+    for kind in CELLS:
+        yield from store.scan(kind.prefix)
 
 
 def _flow(store: RocksStore, number: int) -> FlowMark:
-    value = store.value(head_key(number))
-    if value is None:
-        raise StateCorrupt(store.path, f"flow {number} is missing")
-    head = decode_head(store.path, value)
+    head = HEADS.need(store, number)
     flow = Flow(head.declaration)
     flow.version, flow.altered_ms = head.version, head.altered_ms
     flow.consumers = Consumers.restore(head.consumers, head.fences)
@@ -222,22 +200,17 @@ def _flow(store: RocksStore, number: int) -> FlowMark:
 
 
 def _batches(store: RocksStore, number: int, head: FlowHead) -> BatchLogState:
-    columns = [array("q") for _ in range(5)]
-    events = array("q")
+    columns = [array("q") for _ in range(6)]
     expected = head.first
-    for key, value in store.scan(batches_prefix(number)):
-        row, event = value[: BATCH_COLUMNS.size], value[BATCH_COLUMNS.size :]
-        whole = len(row) == BATCH_COLUMNS.size and len(event) in (0, EVENT_COLUMN.size)
-        if key != batch_key(number, expected) or not whole:
+    for (_, batch), numbers in BATCHES.scan(store, number):
+        if batch != expected or len(numbers) not in (5, 6):
             raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
-        for column, entry in zip(columns, BATCH_COLUMNS.unpack(row), strict=True):
+        for column, entry in zip(columns, numbers, strict=False):
             column.append(entry)
-        if event:
-            events.append(*EVENT_COLUMN.unpack(event))
         expected += 1
     if expected != head.last + 1:
         raise StateCorrupt(store.path, f"batch {expected} of {head.declaration.name} is missing")
-    saved = [int64s_to_bytes(column) for column in (*columns, events)]
+    saved = [int64s_to_bytes(column) for column in columns]
     dropped = head.items_dropped, head.event_dropped_ms, head.unclocked_dropped
     return BatchLogState(head.first, *dropped, *saved)
 
@@ -246,9 +219,9 @@ def _segment(store: RocksStore, number: int, head: FlowHead, mark: FlowMark) -> 
     """Read the open segment; pieces of one run are joined again. Completes the mark."""
     chunks: list[SealedChunk] = []
     run: list[SinglesChunk] = []
-    cells = iter(store.scan(pieces_prefix(number)))
+    cells = iter(store.scan(PIECES.under(number)))
     for key, value in cells:
-        piece = decode_piece(store.path, value)
+        piece = PIECES.decode(store.path, value)
         if isinstance(piece, Run):
             first_commit, parts = piece.chunk.first_commit, 0
             run.append(piece.chunk)
@@ -258,19 +231,8 @@ def _segment(store: RocksStore, number: int, head: FlowHead, mark: FlowMark) -> 
                 run = []
             first_commit, parts = piece.first_commit, piece.body_parts
             body = [value for _, (_, value) in zip(range(parts), cells, strict=False)]
-            chunks.append(
-                RangeChunk(
-                    piece.first_commit,
-                    piece.count,
-                    piece.time_ms,
-                    piece.client_id,
-                    piece.first_sequence,
-                    body[0] if parts == 1 else b"".join(body),
-                    piece.offset,
-                    piece.traceparent,
-                )
-            )
-        if key != piece_key(number, first_commit):
+            chunks.append(piece.chunk(body[0] if parts == 1 else b"".join(body)))
+        if key != PIECES.key(number, first_commit, 0):
             raise StateCorrupt(store.path, f"the open segment of {head.declaration.name} is not whole")
         mark.cells[first_commit] = 1 + parts
     mark.chunk = len(chunks)

@@ -17,8 +17,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from oncegate.gateway.machine.rows import BYTES_MAX, StoredRow, not_above
-from oncegate.gateway.machine.state.layout import decode_row, encode_row, encode_rows, rows_prefix
-from oncegate.gateway.machine.state.order import in_blocks, in_order
+from oncegate.gateway.machine.state.layout import ROWS, decode_row, encode_rows
+from oncegate.gateway.machine.state.order import in_blocks
 from oncegate.gateway.machine.state.store import RocksStore
 from oncegate.rifl.ids import CommitNumber
 
@@ -55,16 +55,9 @@ class FrozenRows(NamedTuple):
     rows: dict[str, StoredRow | None]
     runs: list[list[str]]
 
-    def cells(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield all of it as cells, in key order."""
-        rows, prefix = self.rows, rows_prefix(self.table)
-        for key in in_order([*self.runs, _tail(rows)]):
-            row = rows[key]
-            yield prefix + key.encode(), None if row is None else encode_row(row)
-
     def columns(self) -> Iterator[CellColumns]:
-        """Yield :meth:`cells` as columns, up to ``COLUMN_CELLS`` long; for a quarter less, since most is done in C."""
-        look_up, prefixed = self.rows.__getitem__, rows_prefix(self.table).__add__
+        """Yield all of it in key order, ``COLUMN_CELLS`` at a time at most: most is done in C."""
+        look_up, prefixed = self.rows.__getitem__, ROWS.under(self.table).__add__
         for block in in_blocks([*self.runs, _tail(self.rows)]):
             for start in range(0, len(block), COLUMN_CELLS):
                 keys = block[start : start + COLUMN_CELLS]
@@ -96,7 +89,7 @@ class StoredRows:
 
     def __init__(self, table: int, store: RocksStore, tally: DirtyTally, count: int = 0) -> None:
         self._table = table
-        self._prefix = rows_prefix(table)
+        self._prefix = ROWS.under(table)
         self._store = store
         self._tally = tally
         self._count = count

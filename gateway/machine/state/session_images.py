@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 
-from oncegate.gateway.machine.state.layout import encode_session
+from oncegate.gateway.machine.state.layout import SESSIONS
 from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.rifl.result_tracker import ResultTracker
 from oncegate.rifl.session import SessionTable
@@ -62,4 +62,4 @@ class SessionImages:
 
     def _encoded(self, client_id: int) -> bytes | None:
         session = self._sessions.get(client_id)
-        return None if session is None else encode_session(session, self._trackers[client_id])
+        return None if session is None else SESSIONS.encode((session, self._trackers[client_id]))
