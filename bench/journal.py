@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import header
-from oncegate.consensus.log.block_writer import BlockWriter
-from oncegate.consensus.log.storage import BLOCK_BYTES, DirectoryStorage, File
+from oncegate.consensus.log.storage import BLOCK_BYTES, BlockWriter, DirectoryStorage, File
 from oncegate.consensus.log.wal import Journal
 
 SIZES: Final = (350, 4_000, 15_000, 30_000, 64_000, 240_000, 1_000_000)

@@ -120,7 +120,7 @@ class DurableState(StateMachine, Protocol):
     @property
     def unsaved_share(self) -> float:
         """What has changed since the last save, as a share of what makes the next one due: from 1 on it is due, and the
-        first one of a node may come earlier (:func:`oncegate.consensus.snapshot.saving.first_share`). Read after every
+        first one of a node may come earlier (:func:`oncegate.consensus.core.applying.first_share`). Read after every
         slice of applied entries.
         """
 

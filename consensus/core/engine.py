@@ -34,13 +34,11 @@ from typing import Generic, TypeVar
 
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import RaftMember
-from oncegate.consensus.core.applier import Applier
+from oncegate.consensus.core.applying import Applier, Freshness, Saving, begin_at_saved
 from oncegate.consensus.core.election import Election
-from oncegate.consensus.core.following import Following
-from oncegate.consensus.core.freshness import Freshness
 from oncegate.consensus.core.leading import Leading
 from oncegate.consensus.core.library import Raft
-from oncegate.consensus.core.message_handling import Inbox
+from oncegate.consensus.core.message_handling import Following, Inbox
 from oncegate.consensus.core.peers import Peers
 from oncegate.consensus.core.role_report import RoleReport
 from oncegate.consensus.core.snapshots import Snapshots
@@ -51,7 +49,6 @@ from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.messages import Message, RaftMessage, ReadProbe, ReadProbeAck, VoteReply, VoteRequest
 from oncegate.consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
-from oncegate.consensus.snapshot.saving import Saving, begin_at_saved
 from oncegate.consensus.worker import InlineWorker, Worker
 
 Token = TypeVar("Token")
@@ -330,7 +327,7 @@ class Engine(Generic[Token]):
 
     @property
     def load(self) -> tuple[int, int, int, int]:
-        """See :attr:`oncegate.consensus.core.proposals.Proposals.load`."""
+        """See :attr:`oncegate.consensus.core.leading.Proposals.load`."""
         return self._leading.proposals.load
 
     @property

@@ -13,14 +13,13 @@ import random
 from collections.abc import Callable, Collection
 
 from oncegate.consensus.config import ReplicaConfig
-from oncegate.consensus.core.applier import Applier
+from oncegate.consensus.core.applying import FIRST_APPLIED, Applier, Saving
 from oncegate.consensus.core.library import Raft
 from oncegate.consensus.core.replication import Replication
 from oncegate.consensus.log.library_log import LibraryLog
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES
 from oncegate.consensus.messages import Message, SnapshotAnswer, SnapshotChunk, SnapshotOffer, SnapshotVerdict
 from oncegate.consensus.ports import DurableState, SavedPoint
-from oncegate.consensus.snapshot.saving import FIRST_APPLIED, Saving
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
 from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
 from oncegate.consensus.snapshot.snapshot_send import Position

@@ -1,7 +1,7 @@
 """A log that begins behind a state that came from elsewhere: the first directory of a restored cluster.
 
 Owns: which files such a directory needs before a node may open it. Must not know where the state came from.
-Read next: :mod:`oncegate.consensus.log.log_base`, :func:`oncegate.consensus.snapshot.saving.begin_at_saved`.
+Read next: :mod:`oncegate.consensus.log.log_base`, :func:`oncegate.consensus.core.applying.begin_at_saved`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A segment is written with zeros and flushed before it gets its name, so that flushing a batch writes no metadata and
 never finds the disk full. While the next one cannot be made, the journal has the room that is left in the current one.
-It is written past the page cache, as batches are (:mod:`oncegate.consensus.log.block_writer`).
+It is written past the page cache, as batches are (:mod:`oncegate.consensus.log.storage`).
 Read next: :mod:`oncegate.consensus.log.wal`.
 """
 

@@ -20,7 +20,6 @@ from collections.abc import Callable
 
 from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
 from oncegate.consensus.histogram import Histogram
-from oncegate.consensus.log.block_writer import BlockWriter
 from oncegate.consensus.log.entries import Entry
 from oncegate.consensus.log.log_base import BASE_FILE, FIRST_START, LogStart, publish_and_remove
 from oncegate.consensus.log.reserve import NO_SPACE_ERRNOS
@@ -35,7 +34,7 @@ from oncegate.consensus.log.segment import (
     segment_name,
 )
 from oncegate.consensus.log.segment_file import RETRY_S, Segment, SpareSegment, make_segment
-from oncegate.consensus.log.storage import Storage
+from oncegate.consensus.log.storage import BlockWriter, Storage
 from oncegate.consensus.log.wal_recovery import RecoveredLog, ReplayedEntries
 from oncegate.consensus.ports import SavedPoint
 from oncegate.consensus.worker import Task, Worker

@@ -26,9 +26,8 @@ from oncegate.consensus.messages import (
     ReadRequest,
 )
 from oncegate.consensus.net.calls import Calls
-from oncegate.consensus.replica.follower_reads import FollowerReads
 from oncegate.consensus.replica.read_points import ReadPoints
-from oncegate.consensus.replica.ticker import Ticker
+from oncegate.consensus.replica.ticker import FollowerReads, Ticker
 
 
 class Inbound:

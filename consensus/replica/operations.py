@@ -1,6 +1,6 @@
-"""Membership changes and transfers of one replica, as coroutines with deadlines.
+"""What an operator asks of one replica: changes of members and transfers, as coroutines with deadlines, and its status.
 
-Owns nothing but the waiting: what is decided lives in :mod:`oncegate.consensus.core.reconfiguration` and
+Owns the waiting: what is decided lives in :mod:`oncegate.consensus.core.reconfiguration` and
 :mod:`oncegate.consensus.core.transfer`. Read next: :mod:`oncegate.consensus.replica.replica`, whose methods say what
 each promises.
 """
@@ -8,7 +8,9 @@ each promises.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import statistics
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -16,7 +18,7 @@ from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import RaftMember
 from oncegate.consensus.core.engine import Engine
 from oncegate.consensus.errors import ConsensusError, NotLeader, Timeout
-from oncegate.consensus.ports import Role
+from oncegate.consensus.ports import ReplicaStatus, Role
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,39 @@ class Operations:
             self._running().forget_change(done)
             raise Timeout(what, timeout_s, outcome="unknown") from error
         return index if isinstance(index, int) else 0
+
+
+def status_of(engine: _Engine) -> ReplicaStatus:
+    """Return what the node knows now."""
+    flushes = sorted(engine.log.flush_seconds)
+    queued, queued_bytes, appended, appended_bytes = engine.load
+    return ReplicaStatus(
+        node_id=engine.config.node_id,
+        role=engine.role,
+        leader_id=engine.leader_id,
+        term=engine.term,
+        commit_index=engine.commit_index,
+        applied_index=engine.applied_index,
+        last_index=engine.log.last_index,
+        ready=engine.ready,
+        peers=engine.peer_status(),
+        configuration=engine.membership.current,
+        configuration_index=engine.membership.current_index,
+        change_pending=engine.change_pending,
+        transfer_target=engine.transfer_target,
+        stalled_s=engine.stalled_s,
+        queued_commands=queued,
+        queued_bytes=queued_bytes,
+        appended_commands=appended,
+        appended_bytes=appended_bytes,
+        counters=copy.copy(engine.counters),
+        journal_bytes=engine.log.bytes_used,
+        disk_full=engine.log.disk_full,
+        flushes=engine.log.flushes,
+        flush_times=engine.log.flush_times,
+        flush_p50_ms=1000 * statistics.median_low(flushes) if flushes else 0.0,
+        flush_p99_ms=1000 * flushes[len(flushes) * 99 // 100] if flushes else 0.0,
+    )
 
 
 def _future() -> asyncio.Future[object]:

@@ -1,8 +1,8 @@
 """Linearizable read points of one replica, as futures: its own when it leads, else the leader's.
 
 Owns both ends of a follower's question: asking the leader, and answering as the leader.
-Read next: :mod:`oncegate.consensus.core.read_index` for the rounds, :mod:`oncegate.consensus.replica.follower_reads`
-for the order of asking.
+Read next: :mod:`oncegate.consensus.core.leader_reads` for the rounds, :mod:`oncegate.consensus.replica.ticker` for
+the order of asking.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from oncegate.consensus.core.engine import Engine
-from oncegate.consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, Timeout
+from oncegate.consensus.errors import NoLeader, NotLeader, NotReady, Timeout
 from oncegate.consensus.messages import ReadReply
-from oncegate.consensus.replica.follower_reads import FollowerReads
+from oncegate.consensus.replica.ticker import FollowerReads, resolve
 
 _Engine: TypeAlias = Engine[asyncio.Future[object]]
 
@@ -70,17 +70,3 @@ class ReadPoints:
         for read in self._reads.answered(peer_id, reply):
             resolve(read, reply.index)
         self._reads.ask(engine.leader_id)
-
-
-def resolve(future: asyncio.Future[object], result: object) -> None:
-    """Give a waiter its result, if it still waits."""
-    if not future.done():
-        future.set_result(result)
-
-
-def fail(future: asyncio.Future[object], error: ConsensusError) -> None:
-    """Give a waiter its error, if it still waits."""
-    if not future.done():
-        future.set_exception(error)
-        # The caller may have gone away; an error nobody fetched is not worth a warning.
-        future.exception()

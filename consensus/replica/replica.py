@@ -27,14 +27,10 @@ from oncegate.consensus.net.handshake import Stamp
 from oncegate.consensus.net.transport import PeerTransport
 from oncegate.consensus.ports import ReplicaStatus, RoleChange, StateMachine
 from oncegate.consensus.replica.data_dir import open_data_dir
-from oncegate.consensus.replica.follower_reads import FollowerReads
-from oncegate.consensus.replica.halt import halt_process
 from oncegate.consensus.replica.inbound import Inbound
-from oncegate.consensus.replica.operations import Operations
-from oncegate.consensus.replica.read_points import ReadPoints, fail, resolve
-from oncegate.consensus.replica.status import status_of
-from oncegate.consensus.replica.ticker import Ticker
-from oncegate.consensus.replica.waiters import AppliedWaiters
+from oncegate.consensus.replica.operations import Operations, status_of
+from oncegate.consensus.replica.read_points import ReadPoints
+from oncegate.consensus.replica.ticker import AppliedWaiters, FollowerReads, Ticker, fail, halt_process, resolve
 
 logger = logging.getLogger(__name__)
 

@@ -178,7 +178,7 @@ class _Verification:
 
 
 def _check_belongs(node: NodeFiles, restored: Restored) -> None:
-    """A node would refuse to start otherwise (:func:`oncegate.consensus.snapshot.saving.begin_at_saved`)."""
+    """A node would refuse to start otherwise (:func:`oncegate.consensus.core.applying.begin_at_saved`)."""
     log, point = node.log, restored.point
     if point is None:
         if log.base.index:

@@ -7,9 +7,9 @@ from collections import defaultdict
 
 from oncegate.consensus.messages import CallReply, ReadReply, ReadRequest
 from oncegate.consensus.net.calls import Calls
-from oncegate.consensus.replica.follower_reads import FollowerReads
 from oncegate.consensus.replica.inbound import Inbound
 from oncegate.consensus.replica.read_points import ReadPoints
+from oncegate.consensus.replica.ticker import FollowerReads
 from tests.consensus.cluster import Cluster, until
 
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from oncegate.consensus.core.freshness import Freshness
+from oncegate.consensus.core.applying import Freshness
 from oncegate.consensus.errors import NotLeader, NotReady
 from oncegate.consensus.messages import (
     Ack,

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from oncegate.consensus.core.leader_reads import ReadRounds
 from oncegate.consensus.core.progress import Progress, ProgressState
-from oncegate.consensus.core.read_index import ReadRounds
 from oncegate.consensus.core.transfer import Transfers, most_up_to_date
 from oncegate.consensus.errors import ChangeRefused, LeadershipLost, TransferFailed
 from oncegate.consensus.messages import Append

@@ -19,12 +19,10 @@ import pytest
 from oncegate.consensus.errors import ConsensusError, NoLeader, NotLeader, NotReady, PeerUnavailable, Stopped
 from oncegate.consensus.messages import Message, ReadReply, ReadRequest
 from oncegate.consensus.net.calls import Calls
-from oncegate.consensus.replica import waiters as waiting
-from oncegate.consensus.replica.follower_reads import FollowerReads
+from oncegate.consensus.replica import ticker as waiting
 from oncegate.consensus.replica.inbound import Inbound
-from oncegate.consensus.replica.read_points import ReadPoints, fail
-from oncegate.consensus.replica.ticker import Ticker
-from oncegate.consensus.replica.waiters import AppliedWaiters
+from oncegate.consensus.replica.read_points import ReadPoints
+from oncegate.consensus.replica.ticker import AppliedWaiters, FollowerReads, Ticker, fail
 
 LEADERS = ("n2", "n3")
 LONG_S = 3_600.0
@@ -233,7 +231,7 @@ async def test_each_question_of_a_follower_gets_one_answer_under_its_own_number(
 async def test_waiter_is_told_when_its_index_is_applied_and_not_before(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_KEPT", 6)
+    monkeypatch.setattr(waiting, "_WAITERS_KEPT", 6)
     dice, waiters, applied = random.Random(seed), AppliedWaiters(), 0
     left: list[tuple[int, asyncio.Future[None]]] = []
     loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from oncegate.consensus.configuration import Configuration, RaftMember, decode, encode
+from oncegate.consensus.core.applying import Saving, first_share
 from oncegate.consensus.errors import StateMissing, StorageError
 from oncegate.consensus.log.identity import open_identity
 from oncegate.consensus.log.membership import Membership
@@ -17,7 +18,6 @@ from oncegate.consensus.log.sealed_file import write_sealed
 from oncegate.consensus.log.segment import segment_name
 from oncegate.consensus.messages import Append
 from oncegate.consensus.ports import SavedPoint
-from oncegate.consensus.snapshot.saving import Saving, first_share
 from oncegate.proof.sim.engine.durable_machine import _MAGIC, STATE_FILE, DurableMachine, State
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
 from tests.consensus.cluster import ListMachine

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from oncegate.consensus.configuration import Configuration, RaftMember, encode
-from oncegate.consensus.core.freshness import Freshness
+from oncegate.consensus.core.applying import Freshness, begin_at_saved
 from oncegate.consensus.core.snapshots import Snapshots
 from oncegate.consensus.errors import SafetyViolation, StorageError
 from oncegate.consensus.messages import (
@@ -24,7 +24,6 @@ from oncegate.consensus.messages import (
     TimeoutNow,
 )
 from oncegate.consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
-from oncegate.consensus.snapshot.saving import begin_at_saved
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
 from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
 from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc

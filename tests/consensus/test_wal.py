@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from bench.journal import bytes_charged
 from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
-from oncegate.consensus.log import block_writer, storage
-from oncegate.consensus.log.block_writer import BlockWriter
+from oncegate.consensus.log import storage
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
-from oncegate.consensus.log.storage import BLOCK_BYTES, DirectoryStorage
+from oncegate.consensus.log.storage import BLOCK_BYTES, BlockWriter, DirectoryStorage
 from oncegate.consensus.log.wal import Journal
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 
@@ -116,7 +115,7 @@ def test_a_flush_is_charged_its_blocks_and_no_more_whatever_its_size(tmp_path):
 @pytest.mark.parametrize("seed", range(10))
 def test_small_and_large_batches_in_one_segment_come_back_after_a_failed_flush_and_a_kill(seed, monkeypatch):
     # Written two blocks at a time: a batch meets each border within few entries.
-    monkeypatch.setattr(block_writer, "MEMORY_BYTES", 8192)
+    monkeypatch.setattr(storage, "MEMORY_BYTES", 8192)
     rng = random.Random(seed)
     disk = FakeDisk()
     journal = open_journal(disk, segment_bytes=1 << 16)
@@ -147,7 +146,7 @@ def test_whole_blocks_leave_the_bytes_that_the_batches_alone_would(sizes, offset
     for file in (plain, blocks):
         file.write([b"x" * offset], 0)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(block_writer, "MEMORY_BYTES", 8192)
+        patched.setattr(storage, "MEMORY_BYTES", 8192)
         writer = BlockWriter()
         for size in sizes:
             if offset + size <= file_bytes:

@@ -33,7 +33,7 @@ from oncegate.gateway.machine.state.store import CACHE_BYTES_DEFAULT, RocksStore
 SAVE_ROWS: Final = 300_000
 SAVE_BYTES: Final = 100 * 2**20
 """New rows, and the memory they take, from which on a save is due. With values above some hundred bytes the log asks
-earlier (:mod:`oncegate.consensus.snapshot.saving`)."""
+earlier (:mod:`oncegate.consensus.core.applying`)."""
 FRESH_BYTES_MAX: Final = 512 * 2**20
 """Memory of rows and images that are not durable; above it nothing new should be proposed."""
 RETRY_S: Final = 1.0

@@ -27,7 +27,7 @@ from oncegate.consensus.messages import (
     encode,
 )
 from oncegate.consensus.ports import Role
-from oncegate.consensus.replica.follower_reads import FollowerReads
+from oncegate.consensus.replica.ticker import FollowerReads
 from oncegate.proof.sim.engine.administered import Administered
 from oncegate.proof.sim.engine.observe import Violation
 from oncegate.proof.sim.engine.observed import Machine, ObservedLog, SavedMachine

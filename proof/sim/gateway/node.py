@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from oncegate.consensus.messages import decode, encode
 from oncegate.consensus.net.calls import Calls
 from oncegate.consensus.replica.inbound import Inbound
-from oncegate.consensus.replica.read_points import fail, resolve
 from oncegate.consensus.replica.replica import Replica
+from oncegate.consensus.replica.ticker import fail, resolve
 from oncegate.flows.errors import NotFoundError
 from oncegate.flows.segment import build
 from oncegate.gateway.machine import commands as c

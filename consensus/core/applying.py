@@ -1,21 +1,126 @@
-"""When the state is saved, and how much of the log goes with it.
+"""The state machine of one node: how far it is, how old that is, and when it is saved.
 
-Owns the joint between the log and a state that keeps itself on disk: where applying begins after a restart, when a save
-begins, when the log's head may go. Read next: :mod:`oncegate.consensus.ports` (``DurableState``),
-:mod:`oncegate.consensus.log.log_base`.
+Owns the order of applying, in slices of time; the moment at which this node last knew that it had applied all that was
+committed; and the joint between the log and a state that keeps itself on disk: where applying begins after a restart,
+when a save begins, when the log's head may go. Times are monotonic seconds of this node's own clock.
+Read next: :mod:`oncegate.consensus.ports` (``DurableState``), :mod:`oncegate.consensus.log.log_base`,
+:mod:`oncegate.consensus.core.engine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from oncegate.consensus.config import ReplicaConfig
+from oncegate.consensus.core.library import NO_OP_BYTES
 from oncegate.consensus.errors import SafetyViolation, StateMissing, StorageError
 from oncegate.consensus.log.library_log import LibraryLog
+from oncegate.consensus.log.wal import Journal
 from oncegate.consensus.ports import DurableState, SavedPoint, StateMachine
+
+_CHUNK_BYTES = 1024 * 1024
 
 FIRST_APPLIED = 1
 """The library's log begins with an entry of its own, which is applied by definition."""
+
+
+class Applier:
+    """Feeds one state machine from one log."""
+
+    def __init__(
+        self, machine: StateMachine, log: Journal, clock: Callable[[], float], slice_s: float, applied_index: int
+    ) -> None:
+        """``applied_index`` is the last entry that the machine reflects already."""
+        self._machine = machine
+        self._durable = machine if isinstance(machine, DurableState) else None
+        self._log = log
+        self._clock = clock
+        self._slice_s = slice_s
+        self.applied_index = applied_index
+
+    @property
+    def damaged(self) -> bool:
+        """See :attr:`oncegate.consensus.ports.DurableState.damaged`."""
+        return self._durable is not None and self._durable.damaged
+
+    def apply_to(self, commit_index: int, on_applied: Callable[[int, object], None]) -> bool:
+        """Apply entries for at most one slice of time; returns whether some are left.
+
+        After a restart a whole log may be due: sockets and heartbeats get their turn between slices. An exception out
+        of ``apply`` goes through: the entry is not retried, the node ends. If it comes upon damage of the state,
+        nothing is applied from then on, until a snapshot replaces all of the state.
+        """
+        if self.applied_index >= commit_index or self.damaged:
+            return False
+        stop_at = self._clock() + self._slice_s
+        apply = self._machine.apply
+        configurations = self._log.membership.indexes
+        while True:
+            for command, index, term in self._log.entries(self.applied_index + 1, commit_index, bytes_max=_CHUNK_BYTES):
+                own = len(command) <= NO_OP_BYTES or index in configurations
+                try:
+                    result = None if own else apply(index, term, command)
+                except StorageError:
+                    if self._durable is None or not self._durable.damaged:
+                        raise
+                    return False
+                self.applied_index = index
+                on_applied(index, result)
+            if self.applied_index >= commit_index:
+                return False
+            if self._clock() >= stop_at:
+                return True
+
+
+class Freshness:
+    """What one node knows of the age of its applied state; pure.
+
+    What counts is when a message came here: its way through the network is not known, the sleep of this node is. A
+    message that is handled in the tick that ends a sleep may have come at its beginning.
+    """
+
+    __slots__ = ("_applied_index", "_commit_index", "_current_at", "_heard_at", "_sleeps")
+
+    def __init__(self, sleeps_max: int) -> None:
+        """Nobody has been heard yet; ``sleeps_max``: how often a leader may sleep before it steps down unconfirmed."""
+        self._commit_index = self._applied_index = 0
+        self._current_at = self._heard_at = float("-inf")
+        self._sleeps: deque[tuple[float, float]] = deque(maxlen=sleeps_max)
+        """The latest ends of sleeps, and how long each was."""
+
+    def woke(self, now: float, slept_s: float) -> None:
+        """This tick is the first after the node was off the processor for ``slept_s``."""
+        self._sleeps.append((now, slept_s))
+
+    def heard(self, commit_index: int, now: float) -> None:
+        """The leader of the present term said that everything up to ``commit_index`` is committed."""
+        self._commit_index, self._heard_at = commit_index, self._awake(now)
+
+    def applied(self, index: int) -> None:
+        """Everything up to ``index`` is applied; call once a tick."""
+        if index < self._applied_index:
+            self._current_at = float("-inf")  # a snapshot that is older has replaced a damaged state
+        self._applied_index = index
+        if index >= self._commit_index:
+            self._current_at = self._heard_at
+
+    def current_at(self, confirmed_at: float | None) -> float:
+        """When the state was current, ``-inf`` if that is not known.
+
+        Args:
+            confirmed_at: when a majority last confirmed this node as the leader, sleep excused; None if it does not
+                lead, or is not ready to.
+        """
+        return self._current_at if confirmed_at is None else max(self._current_at, self._awake(confirmed_at))
+
+    def _awake(self, at: float) -> float:
+        """Take from ``at`` each sleep that it was moved on by; each sleep of a leader moved it, not the last alone."""
+        for woke_at, slept_s in reversed(self._sleeps):
+            if at > woke_at:
+                break
+            at -= slept_s
+        return at
 
 
 def begin_at_saved(machine: StateMachine, log: LibraryLog) -> int:
