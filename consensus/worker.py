@@ -43,11 +43,8 @@ class Task(Generic[T]):
         self._worker = worker
         self._wake = wake
         self._future: Future[T] | None = None
-
-    @property
-    def busy(self) -> bool:
+        self.busy = False
         """A job was started and its outcome has not been fetched."""
-        return self._future is not None
 
     @property
     def done(self) -> bool:
@@ -59,6 +56,7 @@ class Task(Generic[T]):
         if self._future is not None:
             raise RuntimeError("a job is under way")
         self._future = self._worker.submit(job)
+        self.busy = True
         self._future.add_done_callback(lambda _: self._wake())
 
     @property
@@ -67,14 +65,14 @@ class Task(Generic[T]):
         error = None if self._future is None else self._future.exception()
         if error is None:
             return None
-        self._future = None
+        self._future, self.busy = None, False
         if not isinstance(error, Exception):
             raise error
         return error
 
     def fetch(self) -> T:
         """Wait for the outcome; raises what the job raised."""
-        future, self._future = self._future, None
+        future, self._future, self.busy = self._future, None, False
         if future is None:
             raise RuntimeError("no job was started")
         return future.result()

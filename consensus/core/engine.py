@@ -46,7 +46,6 @@ from oncegate.consensus.core.voting import Voting
 from oncegate.consensus.counters import Counters
 from oncegate.consensus.errors import ConsensusError, SafetyViolation, TransferFailed
 from oncegate.consensus.log.library_log import LibraryLog
-from oncegate.consensus.log.membership import Membership
 from oncegate.consensus.messages import Message, RaftMessage, ReadProbe, ReadProbeAck, VoteReply, VoteRequest
 from oncegate.consensus.ports import DurableState, PeerStatus, Role, RoleChange, StateMachine
 from oncegate.consensus.worker import InlineWorker, Worker
@@ -87,7 +86,7 @@ class Engine(Generic[Token]):
         self.config = config
         self.log = log
         self.counters = Counters()
-        self._clock = clock
+        self.clock = clock
         self._send = send
         self._on_role = on_role
         self._on_peers = on_peers
@@ -96,15 +95,15 @@ class Engine(Generic[Token]):
         self._held: list[tuple[str, Message]] = []
         # A membership change or a transfer is under way, or may be.
         self._attention = True
-        self._membership = log.membership
-        self._membership.begin(config.initial_configuration)
+        self.membership = log.membership
+        self.membership.begin(config.initial_configuration)
         self._report = RoleReport(self.counters)
-        self._peers = Peers(config, self._membership)
+        self.peers = Peers(config, self.membership)
         applied_index = begin_at_saved(machine, log)
-        self._applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
+        self.applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
         self._raft = Raft(config.node_id, (), log, send_vote=self._hold_vote, on_role=self._role_changes)
-        self._leading: Leading[Token] = Leading(
-            config, log, self._raft, self._peers, self._applier, self.counters, send, on_result, on_failure, on_peers
+        self.leading: Leading[Token] = Leading(
+            config, log, self._raft, self.peers, self.applier, self.counters, send, on_result, on_failure, on_peers
         )
         self._saving: Saving | None = None
         self._snapshots: Snapshots | None = None
@@ -114,8 +113,8 @@ class Engine(Generic[Token]):
                 config,
                 log,
                 self._raft,
-                self._leading.replication,
-                self._applier,
+                self.leading.replication,
+                self.applier,
                 self._saving,
                 machine,
                 worker or InlineWorker(),
@@ -138,8 +137,8 @@ class Engine(Generic[Token]):
             self._hold,
             self._configuration_in_force,
         )
-        self._inbox: Inbox[Token] = Inbox(
-            self._raft, self._peers, self._voting, following, self._leading, self._snapshots, self._report
+        self.inbox: Inbox[Token] = Inbox(
+            self._raft, self.peers, self._voting, following, self.leading, self._snapshots, self._report
         )
         self._configuration_in_force()
         self.log.flush()
@@ -148,36 +147,27 @@ class Engine(Generic[Token]):
 
     def peer_up(self, peer_id: str, epoch: int) -> None:
         """A connection to a peer is established; it replaces an earlier one."""
-        self._peers.epochs[peer_id] = epoch
+        self.peers.epochs[peer_id] = epoch
         self._attention = True
         self._report.settled = False
         self._raft.set_connected(peer_id, connected=True)
-        self._leading.replication.reconnected(peer_id)
+        self.leading.replication.reconnected(peer_id)
         if self._snapshots is not None:
             self._snapshots.reconnected(peer_id)
 
-    def is_connected(self, peer_id: str, epoch: int) -> bool:
-        """Whether the connection of this epoch is the one to the peer now."""
-        return self._peers.is_connected(peer_id, epoch)
-
     def peer_down(self, peer_id: str) -> None:
         """The connection to a peer is lost."""
-        self._peers.epochs.pop(peer_id, None)
+        self.peers.epochs.pop(peer_id, None)
         self._report.settled = False
         self._raft.set_connected(peer_id, connected=False)
         if self._raft.leader() == peer_id:
             self._report.reason = f"the connection to the leader {peer_id} closed"
-            self._election.leader_lost(self._clock())
-        self._leading.peer_down(peer_id)
+            self._election.leader_lost(self.clock())
+        self.leading.peer_down(peer_id)
 
     def receive(self, peer_id: str, epoch: int, message: RaftMessage) -> None:
         """Queue a message for the next tick."""
-        self._inbox.add(peer_id, epoch, message, attention=self._attention)
-
-    @property
-    def tick_wanted(self) -> bool:
-        """Messages wait that something may follow from; without any, the next tick may come as late as it likes."""
-        return self._inbox.tick_wanted
+        self.inbox.add(peer_id, epoch, message, attention=self._attention)
 
     def receive_probe(self, peer_id: str, probe: ReadProbe) -> None:
         """Confirm a leader's term; needs no flush, since terms are durable before they are used."""
@@ -186,31 +176,14 @@ class Engine(Generic[Token]):
 
     def receive_probe_ack(self, peer_id: str, ack: ReadProbeAck) -> None:
         """Count a confirmation, and answer the reads it completes."""
-        self._leading.reads.confirmed(peer_id, ack, self._now)
+        self.leading.reads.confirmed(peer_id, ack, self._now)
 
     def show_commit(self, peer_id: str) -> None:
         """Let a follower know the commit index now: a read waits for it there."""
-        if peer_id in self._peers.epochs:
-            self._leading.replication.show_commit(peer_id, self._now)
+        if peer_id in self.peers.epochs:
+            self.leading.replication.show_commit(peer_id, self._now)
 
     # -- what the owner wants --------------------------------------------------------------------------
-
-    def propose(self, command: bytes, token: Token) -> None:
-        """Queue a command for the next tick; its result or failure comes with ``token``.
-
-        Raises:
-            NotLeader, Transferring, Overloaded, CommandRefused, CommandReserved: nothing was queued.
-        """
-        self._leading.propose(command, token)
-
-    def read(self, token: Token) -> None:
-        """Ask for a read point; the next tick starts a round unless one is open.
-
-        Raises:
-            NotLeader: ask the leader.
-            NotReady: the leader does not know yet what is committed.
-        """
-        self._leading.read(token)
 
     def add_member(self, node_id: str, member: RaftMember, token: Token) -> None:
         """Make a node a member; ``token`` is answered when it is a voter. See :meth:`Reconfiguration.add`.
@@ -219,7 +192,7 @@ class Engine(Generic[Token]):
             NotLeader, Transferring, NotReady, ChangePending, Overloaded: nothing was done.
         """
         self._attention = True
-        self._leading.add_member(node_id, member, token)
+        self.leading.add_member(node_id, member, token)
 
     def remove_member(self, node_id: str, token: Token) -> None:
         """Make another node no member; ``token`` is answered when that is committed.
@@ -229,11 +202,7 @@ class Engine(Generic[Token]):
             ChangeRefused: the node leads, or the others that are left and answer are no majority.
         """
         self._attention = True
-        self._leading.remove_member(node_id, token, self._clock())
-
-    def forget_change(self, token: Token) -> None:
-        """Nobody waits for this change any more; what was appended goes on."""
-        self._leading.changes.forget(token)
+        self.leading.remove_member(node_id, token, self.clock())
 
     def transfer(self, target: str | None, token: Token, timeout_s: float) -> None:
         """Hand leadership to ``target``, or to the most up-to-date voter; ``token`` gets the id of who took it.
@@ -244,11 +213,11 @@ class Engine(Generic[Token]):
             TransferFailed: no other voter is connected.
         """
         self._attention = True
-        self._leading.transfer(target, token, self._clock() + timeout_s)
+        self.leading.transfer(target, token, self.clock() + timeout_s)
 
     def stop(self) -> None:
         """Answer everybody who waits; nothing may be called afterwards but closing the log."""
-        leading = self._leading
+        leading = self.leading
         self._flush_and_release()
         leading.proposals.refuse_queued(self.leader_id)
         leading.abandon()
@@ -275,93 +244,53 @@ class Engine(Generic[Token]):
         return self._raft.commit_index()
 
     @property
-    def applied_index(self) -> int:
-        """Last entry applied on this node."""
-        return self._applier.applied_index
-
-    @property
     def age_s(self) -> float:
         """How long ago the applied state was known to be all that was committed; ``inf`` if it never was."""
         confirmed_at = None
         if self.ready:
             if self.lone:
                 return 0.0
-            quorum_until = self._leading.replication.quorum_until(self._membership.voters)
+            quorum_until = self.leading.replication.quorum_until(self.membership.voters)
             confirmed_at = quorum_until - self.config.election_ms_max / 1000
-        return max(0.0, self._clock() - self._freshness.current_at(confirmed_at))
+        return max(0.0, self.clock() - self._freshness.current_at(confirmed_at))
 
     @property
     def leader_id(self) -> str | None:
         """The leader, if it is known and within reach."""
-        return self._peers.within_reach(self._raft.leader())
+        return self.peers.within_reach(self._raft.leader())
 
     @property
     def ready(self) -> bool:
         """This node leads and has applied the no-op of its term (Raft §8)."""
-        return self._leading.ready
-
-    @property
-    def damaged(self) -> bool:
-        """See :attr:`oncegate.consensus.ports.DurableState.damaged`."""
-        return self._applier.damaged
+        return self.leading.ready
 
     @property
     def lone(self) -> bool:
         """This node is the only voter, and needs nobody."""
-        return not self._peers.voters and self._election.may_campaign
-
-    @property
-    def membership(self) -> Membership:
-        """The configurations of the log."""
-        return self._membership
+        return not self.peers.voters and self._election.may_campaign
 
     @property
     def change_pending(self) -> bool:
         """A membership change waits, or is not known to be committed."""
-        return self._leading.changes.pending(self.commit_index)
-
-    @property
-    def transfer_target(self) -> str | None:
-        """Who is about to lead."""
-        return self._leading.transfers.target
-
-    @property
-    def load(self) -> tuple[int, int, int, int]:
-        """See :attr:`oncegate.consensus.core.leading.Proposals.load`."""
-        return self._leading.proposals.load
-
-    @property
-    def stalled_s(self) -> float:
-        """See :meth:`oncegate.consensus.core.replication.Replication.stalled_s`; 0 unless this node leads."""
-        return self._leading.replication.stalled_s(self._clock())
-
-    @property
-    def has_proposals(self) -> bool:
-        """Commands wait for the next tick."""
-        return self._leading.proposals.queued
-
-    @property
-    def awaits_membership(self) -> bool:
-        """See :attr:`oncegate.consensus.core.peers.Peers.awaits_membership`."""
-        return self._peers.awaits_membership
+        return self.leading.changes.pending(self.commit_index)
 
     @property
     def hears_anyone(self) -> bool:
         """See :meth:`oncegate.consensus.core.peers.Peers.hears_anyone`."""
-        return self._peers.hears_anyone(self._raft.leader())
+        return self.peers.hears_anyone(self._raft.leader())
 
     def peer_status(self) -> dict[str, PeerStatus]:
         """What is known of the other members."""
-        now = self._clock()
+        now = self.clock()
         return {
-            peer_id: self._leading.replication.status(peer_id, now, connected=peer_id in self._peers.epochs)
-            for peer_id in self._membership.current.members
+            peer_id: self.leading.replication.status(peer_id, now, connected=peer_id in self.peers.epochs)
+            for peer_id in self.membership.current.members
             if peer_id != self.config.node_id
         }
 
     def wanted_peers(self) -> dict[str, RaftMember]:
         """Whom to be connected with; see :meth:`oncegate.consensus.core.peers.Peers.wanted`."""
-        return self._peers.wanted(self.commit_index, self._raft.leader(), self._leading.replication.leaving)
+        return self.peers.wanted(self.commit_index, self._raft.leader(), self.leading.replication.leaving)
 
     def deadline(self) -> float:
         """When the next tick is due even if nothing arrives."""
@@ -369,10 +298,10 @@ class Engine(Generic[Token]):
             # Sooner than the election: a node that does not hear its leader sees by that whether it is late itself.
             due = min(self._election.deadline, self._now + self._tick_s_max)
         elif self._snapshots is None:
-            due = self._leading.replication.deadline
+            due = self.leading.replication.deadline
         else:
-            due = min(self._leading.replication.deadline, self._snapshots.deadline(self._now))
-        transfer = self._leading.transfers.deadline
+            due = min(self.leading.replication.deadline, self._snapshots.deadline)
+        transfer = self.leading.transfers.deadline
         return due if due < transfer else transfer
 
     # -- the tick --------------------------------------------------------------------------------------
@@ -383,18 +312,18 @@ class Engine(Generic[Token]):
         Raises:
             OSError, SafetyViolation: the node must end (its disk or its state cannot be trusted).
         """
-        now = self._clock()
+        now = self.clock()
         # No tick is due later than that, see deadline(): so this one is late, or the machine slept.
         slept = now - self._now - self._tick_s_max
         self._now = now
-        raft, leading, peers = self._raft, self._leading, self._peers
+        raft, leading, peers = self._raft, self.leading, self.peers
         if slept > 0:
             # What came meanwhile may still wait in the sockets: nobody was silent for that time, neither the followers
             # of this node nor its leader.
             leading.replication.excuse(slept)
             self._freshness.woke(now, slept)
             self._election.excuse(slept)
-        self._inbox.handle(now)
+        self.inbox.handle(now)
         more = False
         leads = raft.leads()
         if leads:
@@ -414,17 +343,18 @@ class Engine(Generic[Token]):
         elif leading.proposals.queued:
             leading.proposals.refuse_queued(self.leader_id)
         if self._snapshots is not None:
-            self._snapshots.follow(now)
+            if self._snapshots.receiving:
+                self._snapshots.follow(now)
             self._configuration_in_force()
         self._flush_and_release()
         if not peers.voters and raft.leads():
             leading.advance_commit()
             # Learners are told in time.
-            more |= self.applied_index < self.commit_index and bool(peers.epochs) and not self.damaged
-        more |= self._applier.apply_to(raft.commit_index(), leading.proposals.applied)
-        self._freshness.applied(self._applier.applied_index)
-        if self._saving is not None and not self._applier.damaged:
-            self._saving.applied(self._applier.applied_index)
+            more |= self.applier.applied_index < raft.commit_index() and bool(peers.epochs) and not self.applier.damaged
+        more |= self.applier.apply_to(raft.commit_index(), leading.proposals.applied)
+        self._freshness.applied(self.applier.applied_index)
+        if self._saving is not None and not self.applier.damaged:
+            self._saving.applied(self.applier.applied_index)
         self.log.maintain(now)
         if self._attention:
             more |= self._manage(now)
@@ -443,10 +373,10 @@ class Engine(Generic[Token]):
 
     def _manage(self, now: float) -> bool:
         """Do what membership changes and transfers need until none is under way."""
-        if self._peers.settle(self.commit_index):
+        if self.peers.settle(self.commit_index):
             self._on_peers()
-        more = self._leading.manage(now)
-        self._attention = self._leading.busy or self._peers.unsettled
+        more = self.leading.manage(now)
+        self._attention = self.leading.busy or self.peers.unsettled
         return more
 
     # -- roles, and the configuration in force ---------------------------------------------------------
@@ -462,13 +392,13 @@ class Engine(Generic[Token]):
         if role is Role.LEADER:
             self.counters.elections_won += 1
             self._report.reason = f"election won in term {self._raft.term()}"
-            self._leading.begin(self._now)
+            self.leading.begin(self._now)
             if self._snapshots is not None:
                 self._snapshots.begin_term()
             return
         if role is Role.CANDIDATE:
             self.counters.elections_started += 1
-        self._leading.end()
+        self.leading.end()
         if self._snapshots is not None:
             self._snapshots.end_term()
         if role is Role.FOLLOWER:
@@ -481,16 +411,16 @@ class Engine(Generic[Token]):
 
     def _configuration_in_force(self) -> None:
         """Everything that counts, sends or connects follows the log's newest configuration."""
-        if not self._peers.outdated:
+        if self.peers.followed == self.membership.version:
             return
         self.counters.configurations_seen += 1
-        voters = self._membership.voters
+        voters = self.membership.voters
         if self._raft.leads() and self.config.node_id not in voters:
             raise SafetyViolation("a leader that does not vote would count itself in majorities")
-        self._peers.follow(self.commit_index)
-        self._raft.set_voters(self._peers.voters, self._leading.replication.matches())
+        self.peers.follow(self.commit_index)
+        self._raft.set_voters(self.peers.voters, self.leading.replication.matches())
         self._election.set_voters(voters, self._now)
-        self._leading.configuration_changed(self._now)
+        self.leading.configuration_changed(self._now)
         self._attention = True
         self._on_peers()
 
@@ -505,6 +435,6 @@ class Engine(Generic[Token]):
         if change is None:
             return
         if leader_id is not None and change.role is not Role.LEADER:
-            self._leading.transfers.leader_seen(leader_id)
+            self.leading.transfers.leader_seen(leader_id)
         self._on_peers()
         self._on_role(change)

@@ -29,8 +29,10 @@ class ReadRounds(Generic[Token]):
         self._peers: frozenset[str] = frozenset()
         self._number = 0
         self._index = 0
-        self._waiting: list[Token] = []
-        self._asking: list[Token] = []
+        self.waiting: list[Token] = []
+        """Reads that the next round will answer."""
+        self.asking: list[Token] = []
+        """Those of the open round, which waits for its majority."""
         self._confirmed: set[str] = set()
         self.asked_at = 0.0
 
@@ -39,29 +41,19 @@ class ReadRounds(Generic[Token]):
         self._peers = peer_ids
 
     @property
-    def idle(self) -> bool:
-        """No read waits."""
-        return not self._asking and not self._waiting
-
-    @property
-    def open(self) -> bool:
-        """A round waits for its majority."""
-        return bool(self._asking)
-
-    @property
     def wanted(self) -> bool:
         """Reads wait and no round is open."""
-        return bool(self._waiting) and not self._asking
+        return bool(self.waiting) and not self.asking
 
     def add(self, token: Token) -> None:
         """A read has arrived."""
-        self._waiting.append(token)
+        self.waiting.append(token)
 
     def start(self, commit_index: int, now: float) -> int:
         """Open a round for all reads waiting; returns its number, to be asked of every peer."""
         self._number += 1
         self._index = commit_index
-        self._asking, self._waiting = self._asking + self._waiting, []
+        self.asking, self.waiting = self.asking + self.waiting, []
         self._confirmed.clear()
         return self.ask_again(now)
 
@@ -77,15 +69,15 @@ class ReadRounds(Generic[Token]):
 
     def finish(self) -> tuple[int, list[Token]]:
         """The read point and the reads it answers; empty until a majority of the voters has confirmed."""
-        if not self._asking or len(self._confirmed & self._peers) < (len(self._peers) + 1) // 2:
+        if not self.asking or len(self._confirmed & self._peers) < (len(self._peers) + 1) // 2:
             return 0, []
-        done, self._asking = self._asking, []
+        done, self.asking = self.asking, []
         return self._index, done
 
     def abort(self) -> list[Token]:
         """Leadership is over: returns every read that now has no answer."""
-        tokens = self._asking + self._waiting
-        self._asking, self._waiting = [], []
+        tokens = self.asking + self.waiting
+        self.asking, self.waiting = [], []
         return tokens
 
 
@@ -121,12 +113,11 @@ class LeaderReads(Generic[Token]):
     def serve(self, now: float) -> None:
         """Start a round if reads wait for one, or ask again for the open one."""
         rounds = self.rounds
-        if rounds.idle:
-            return
-        if rounds.wanted:
+        if rounds.asking:
+            if now - rounds.asked_at > self._again_s:
+                self._probe(rounds.ask_again(now))
+        elif rounds.waiting:
             self._start(now)
-        elif rounds.open and now - rounds.asked_at > self._again_s:
-            self._probe(rounds.ask_again(now))
 
     def confirmed(self, peer_id: str, ack: ReadProbeAck, now: float) -> None:
         """Count a confirmation, and answer the reads it completes; reads that came meanwhile start the next round.

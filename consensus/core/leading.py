@@ -125,13 +125,22 @@ class Leading(Generic[Token]):
     # -- what is asked ---------------------------------------------------------------------------------
 
     def propose(self, command: bytes, token: Token) -> None:
-        """See :meth:`oncegate.consensus.core.engine.Engine.propose`."""
+        """Queue a command for the next tick; its result or failure comes with ``token``.
+
+        Raises:
+            NotLeader, Transferring, Overloaded, CommandRefused, CommandReserved: nothing was queued.
+        """
         self._must_lead()
         log = self._log
         self.proposals.add(command, token, log.bytes_used, log.room_bytes if log.disk_full else None)
 
     def read(self, token: Token) -> None:
-        """See :meth:`oncegate.consensus.core.engine.Engine.read`."""
+        """Ask for a read point; the next tick starts a round unless one is open.
+
+        Raises:
+            NotLeader: ask the leader.
+            NotReady: the leader does not know yet what is committed.
+        """
         if not self._raft.leads():
             raise self._not_leader()
         if not self.ready:
@@ -202,7 +211,8 @@ class Leading(Generic[Token]):
             self.advance_commit()
         term = self._raft.term()
         self.proposals.append_to(self._log, term)
-        return self.changes.append_to(self._log, term)
+        wanted = self.changes.wanted
+        return wanted is not None and self.changes.append_to(self._log, term, *wanted)
 
     def manage(self, now: float) -> bool:
         """Go on with a transfer and with changes of members; returns whether there is more to do at once."""

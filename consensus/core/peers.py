@@ -22,7 +22,8 @@ class Peers:
         self._config = config
         self._node_id = config.node_id
         self._membership = membership
-        self._followed = -1
+        self.followed = -1
+        """:attr:`Membership.version` at the last :meth:`follow`."""
         self._unsettled_index = 0
         self.epochs: dict[str, int] = {}
         """Who is connected, in the order of connecting, and the number of each connection."""
@@ -48,18 +49,13 @@ class Peers:
     # -- the configuration in force --------------------------------------------------------------------
 
     @property
-    def outdated(self) -> bool:
-        """The log's newest configuration is another one than that of the last :meth:`follow`."""
-        return self._membership.version != self._followed
-
-    @property
     def unsettled(self) -> bool:
         """The configuration in force was not committed when that was last asked."""
         return self._unsettled_index > 0
 
     def follow(self, commit_index: int) -> None:
         """The log's newest configuration is in force from now on."""
-        self._followed = self._membership.version
+        self.followed = self._membership.version
         self.voters = self._membership.voters - {self._node_id}
         self._unsettled_index = self._membership.current_index
         self._know(commit_index)

@@ -47,7 +47,8 @@ class Reconfiguration(Generic[Token]):
         self._caught_up_s = caught_up_s
         self._on_result = on_result
         self._on_failure = on_failure
-        self._wanted: tuple[str, RaftMember | None] | None = None
+        self.wanted: tuple[str, RaftMember | None] | None = None
+        """The change that is to be appended: a member, or None for one that is to go."""
         self._waiters: list[_Waiter[Token]] = []
         self._caught_up_since: dict[str, float] = {}
 
@@ -57,7 +58,7 @@ class Reconfiguration(Generic[Token]):
 
     def pending(self, commit_index: int) -> bool:
         """A change is wanted or not committed yet."""
-        return self._wanted is not None or self._membership.current_index > commit_index
+        return self.wanted is not None or self._membership.current_index > commit_index
 
     # -- what is asked ---------------------------------------------------------------------------------
 
@@ -103,21 +104,18 @@ class Reconfiguration(Generic[Token]):
                 if not ready or self.pending(commit_index):
                     continue
                 member = self._membership.current.members[node_id]
-                self._wanted = (node_id, msgspec.structs.replace(member, voter=True))
-        return self._wanted is not None
+                self.wanted = (node_id, msgspec.structs.replace(member, voter=True))
+        return self.wanted is not None
 
     # -- what comes of it ------------------------------------------------------------------------------
 
-    def append_to(self, journal: Journal, term: int) -> bool:
-        """Append the change that is wanted, in force from now on; returns whether there was one, and room for it."""
-        if self._wanted is None:
-            return False
-        node_id, member = self._wanted
+    def append_to(self, journal: Journal, term: int, node_id: str, member: RaftMember | None) -> bool:
+        """Append the change that is :attr:`wanted`, in force from now on; returns whether there was room for it."""
         index = journal.last_index + 1
         entry = encode(_changed(self._membership.current, node_id, member, index))
         if not journal.has_room(RECORD_HEADER_BYTES + len(entry)):
             return False
-        self._wanted = None
+        self.wanted = None
         journal.append(entry, index, term)
         return True
 
@@ -145,7 +143,7 @@ class Reconfiguration(Generic[Token]):
 
     def end(self) -> None:
         """Leadership is over: the next leader may complete what was appended, or truncate it."""
-        self._wanted = None
+        self.wanted = None
         self._caught_up_since.clear()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -158,7 +156,7 @@ class Reconfiguration(Generic[Token]):
             raise ChangePending("another membership change is not committed yet")
         if len(self._waiters) >= _WAITERS_MAX:
             raise Overloaded("membership changes waiting", _WAITERS_MAX)
-        self._wanted = (node_id, member)
+        self.wanted = (node_id, member)
 
     def _wait(self, waiter: _Waiter[Token]) -> None:
         if len(self._waiters) >= _WAITERS_MAX:

@@ -189,18 +189,18 @@ class Replication:
         progress = self._progress.get(peer_id)
         return progress.match_index if progress else 0
 
-    def wanting_snapshot(self, saved_index: int) -> list[str]:
-        """Followers whose next entry is gone from the log, and those with a damaged state that this one would mend."""
-        return [
-            peer_id
-            for peer_id, progress in self._progress.items()
-            if progress.state is _SNAPSHOT or 0 < progress.wanted_from <= saved_index
-        ]
+    def snapshots_wanted(self, saved_index: int) -> tuple[list[str], int]:
+        """Who wants a snapshot, and from which entry on one would mend every damaged state; 0 if none is damaged.
 
-    @property
-    def wanted_from(self) -> int:
-        """The least entry at which a snapshot would mend every damaged state; 0 if none is."""
-        return max((progress.wanted_from for progress in self._progress.values()), default=0)
+        Those are the followers whose next entry is gone from the log, and the damaged ones that one at ``saved_index``
+        would mend.
+        """
+        wanting, mends_from = [], 0
+        for peer_id, progress in self._progress.items():
+            if progress.state is _SNAPSHOT or 0 < progress.wanted_from <= saved_index:
+                wanting.append(peer_id)
+            mends_from = max(mends_from, progress.wanted_from)
+        return wanting, mends_from
 
     def snapshot_over(self, peer_id: str, index: int) -> None:
         """A follower has the state up to ``index``."""

@@ -57,6 +57,11 @@ class Snapshots:
         self._receiving = Receiving(state, worker, wake)
         self._following: dict[str, tuple[int, float]] = {}
         """Followers that continue behind a snapshot: how far they are, and since when."""
+        self._sending = False
+        self.deadline = float("inf")
+        """When :meth:`lead` has something to do even if nothing happens."""
+        self.receiving = False
+        """A snapshot is on its way here, or was: :meth:`follow` may have something to do."""
 
     # -- as a leader -----------------------------------------------------------------------------------
 
@@ -87,16 +92,13 @@ class Snapshots:
     def lead(self, connected: Collection[str], now: float) -> None:
         """Send what is due, and see to it that the log waits for those who will go on behind a snapshot."""
         saved = self._state.saved
-        wanted_from = self._saving.wanted_from = self._replication.wanted_from
-        wanting = self._replication.wanting_snapshot(0 if saved is None else saved.index)
-        if not wanting and not self._following and self._sender.idle:
+        wanting, wanted_from = self._replication.snapshots_wanted(0 if saved is None else saved.index)
+        self._saving.wanted_from = wanted_from
+        if not wanting and not self._following and not self._sending:
             return
         self._sender.advance(wanting, connected, self._raft.term(), max(self._log.base.index, wanted_from), now)
+        self._sending, self.deadline = not self._sender.idle, self._sender.deadline(now)
         self._hold_log(now)
-
-    def deadline(self, now: float) -> float:
-        """When :meth:`lead` has something to do even if nothing happens."""
-        return self._sender.deadline(now)
 
     def _hold_log(self, now: float) -> None:
         saved = self._state.saved
@@ -130,6 +132,7 @@ class Snapshots:
         if not is_sound(offer.manifest) or point.term > offer.term:
             logger.error("an offer of a snapshot from %s is ignored: it makes no sense", peer_id)
             return
+        self.receiving = True
         answer = self._answer_to(peer_id, epoch, offer.transfer, offer.term)
         if self._is_old(point):
             self._receiving.drop()
@@ -143,7 +146,8 @@ class Snapshots:
 
     def follow(self, now: float) -> None:
         """Go on with what is being received; install what is ready."""
-        if not self._receiving.active:
+        self.receiving = self._receiving.active
+        if not self.receiving:
             return
         self._receiving.advance(now, self._config.snapshot_idle_s)
         manifest = self._receiving.ready

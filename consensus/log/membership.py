@@ -32,14 +32,10 @@ class Membership:
         self.voters: frozenset[str] = frozenset()
         """Of the current configuration, for those who ask at every message."""
         self.learners: frozenset[str] = frozenset()
-        self._indexes: frozenset[int] = frozenset()
+        self.indexes: frozenset[int] = frozenset()
+        """Of the log's entries that carry a configuration: they are no commands."""
         self.version = 0
         """Raised each time :attr:`current` is replaced."""
-
-    @property
-    def indexes(self) -> frozenset[int]:
-        """Of the log's entries that carry a configuration: they are no commands."""
-        return self._indexes
 
     def begin(self, initial: Configuration) -> None:
         """Give the configuration in force before the log's first change; without effect where a base is known."""
@@ -107,7 +103,7 @@ class Membership:
     def _choose(self) -> None:
         self.current_index, self.current = self._later[-1] if self._later else (self._base_index, self._base)
         self.voters, self.learners = self.current.voters, self.current.learners
-        self._indexes = frozenset(index for index, _ in self._later)
+        self.indexes = frozenset(index for index, _ in self._later)
         self.version += 1
 
 

@@ -84,7 +84,8 @@ class SpareSegment:
         self._worker = worker
         self._header: SegmentHeader | None = None
         self._future: Future[Segment] | None = None
-        self._no_space = False
+        self.no_space = False
+        """The last attempt found the disk full, and no later one has succeeded."""
         self._retry_at = 0.0
         self.ready = False
         """It is there, and :meth:`retry` has nothing to do."""
@@ -92,14 +93,9 @@ class SpareSegment:
     @property
     def size(self) -> int:
         """Bytes that it holds for records, 0 while the disk is full."""
-        if self._header is None or self._no_space:
+        if self._header is None or self.no_space:
             return 0
         return self._header.size - SEGMENT_HEADER_BYTES
-
-    @property
-    def no_space(self) -> bool:
-        """The last attempt found the disk full, and no later one has succeeded."""
-        return self._no_space
 
     def prepare(self, header: SegmentHeader) -> None:
         """Start to make it."""
@@ -137,7 +133,7 @@ class SpareSegment:
         Raises:
             OSError: the disk failed otherwise.
         """
-        if self.ready or self._no_space:
+        if self.ready or self.no_space:
             return self.ready
         return self._future is not None and self._settle(self._future)
 
@@ -175,12 +171,12 @@ class SpareSegment:
         except OSError as error:
             if error.errno not in NO_SPACE_ERRNOS:
                 raise
-            if not self._no_space:
+            if not self.no_space:
                 logger.warning("no room for the next journal segment, commands will be refused: %s", error)
-            self._no_space = True
+            self.no_space = True
             return False
-        if self._no_space:
+        if self.no_space:
             logger.warning("there is room for the next journal segment again")
-        self._no_space = False
+        self.no_space = False
         self.ready = True
         return True

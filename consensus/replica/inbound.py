@@ -92,9 +92,9 @@ class Inbound:
                     calls.replied(peer_id, message)
                 case _:
                     engine.receive(peer_id, epoch, message)
-        if not engine.tick_wanted:
+        if not engine.inbox.tick_wanted:
             return
-        if engine.has_proposals:
+        if engine.leading.proposals.queued:
             # More commands may come in this iteration: they share the tick, and its flush.
             self._ticker.soon()
         else:
@@ -104,7 +104,7 @@ class Inbound:
         self, engine: Engine[asyncio.Future[object]], peer_id: str, epoch: int
     ) -> Callable[[CallReply | ReadReply], None]:
         def answer(message: CallReply | ReadReply) -> None:
-            if engine.is_connected(peer_id, epoch):
+            if engine.peers.is_connected(peer_id, epoch):
                 self._send(peer_id, message)
 
         return answer

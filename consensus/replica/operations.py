@@ -76,7 +76,7 @@ class Operations:
             async with asyncio.timeout(timeout_s):
                 index = await done
         except TimeoutError as error:
-            self._running().forget_change(done)
+            self._running().leading.changes.forget(done)
             raise Timeout(what, timeout_s, outcome="unknown") from error
         return index if isinstance(index, int) else 0
 
@@ -84,22 +84,22 @@ class Operations:
 def status_of(engine: _Engine) -> ReplicaStatus:
     """Return what the node knows now."""
     flushes = sorted(engine.log.flush_seconds)
-    queued, queued_bytes, appended, appended_bytes = engine.load
+    queued, queued_bytes, appended, appended_bytes = engine.leading.proposals.load
     return ReplicaStatus(
         node_id=engine.config.node_id,
         role=engine.role,
         leader_id=engine.leader_id,
         term=engine.term,
         commit_index=engine.commit_index,
-        applied_index=engine.applied_index,
+        applied_index=engine.applier.applied_index,
         last_index=engine.log.last_index,
         ready=engine.ready,
         peers=engine.peer_status(),
         configuration=engine.membership.current,
         configuration_index=engine.membership.current_index,
         change_pending=engine.change_pending,
-        transfer_target=engine.transfer_target,
-        stalled_s=engine.stalled_s,
+        transfer_target=engine.leading.transfers.target,
+        stalled_s=engine.leading.replication.stalled_s(engine.clock()),
         queued_commands=queued,
         queued_bytes=queued_bytes,
         appended_commands=appended,

@@ -31,7 +31,7 @@ class ReadPoints:
         """See :meth:`oncegate.consensus.replica.replica.Replica.read_index`."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         try:
-            engine.read(future)
+            engine.leading.read(future)
         except NotLeader as error:
             if error.leader_id is None:
                 raise NoLeader("no leader is known") from error
@@ -58,7 +58,7 @@ class ReadPoints:
             engine.show_commit(peer_id)
 
         try:
-            engine.read(future)
+            engine.leading.read(future)
         except (NotLeader, NotReady):
             tell(ReadReply(number, None))
             return

@@ -149,7 +149,7 @@ class Replica:
             await self.stop()
             raise
         self._ticker.soon()
-        if self._engine is not None and self._engine.lone and not self._engine.damaged:
+        if self._engine is not None and self._engine.lone and not self._engine.applier.damaged:
             await self._became_ready.wait()
 
     async def stop(self, *, drain: bool = False) -> None:
@@ -203,7 +203,7 @@ class Replica:
         """
         engine = self._running()
         future: asyncio.Future[object] = self._loop.create_future()
-        engine.propose(command, future)
+        engine.leading.propose(command, future)
         self._ticker.soon()
         return future
 
@@ -227,7 +227,7 @@ class Replica:
             Timeout: it has not; nothing else happened.
         """
         engine = self._running()
-        if engine.applied_index >= index:
+        if engine.applier.applied_index >= index:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._applied_waiters.add(index, waiter)
@@ -250,7 +250,7 @@ class Replica:
 
         Costs less than :meth:`status`, of which it is a part.
         """
-        return 0.0 if self._engine is None else self._engine.stalled_s
+        return 0.0 if self._engine is None else self._engine.leading.replication.stalled_s(self._engine.clock())
 
     def read_log(self, first: int, *, bytes_max: int) -> list[Entry]:
         """Applied entries from ``first`` on, or from where the log begins, as (command, index, term), oldest first.
@@ -260,9 +260,9 @@ class Replica:
         """
         engine = self._running()
         first = max(first, engine.log.base.index + 1)
-        if first > engine.applied_index:
+        if first > engine.applier.applied_index:
             return []
-        return engine.log.entries(first, engine.applied_index, bytes_max=bytes_max)
+        return engine.log.entries(first, engine.applier.applied_index, bytes_max=bytes_max)
 
     async def call(self, node_id: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Ask another node's ``on_call``; delivered at most once, never retried here.

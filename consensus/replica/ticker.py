@@ -75,8 +75,8 @@ class Ticker:
             logger.critical("the engine failed", exc_info=True)
             why = str(error) or ("no memory could be had" if isinstance(error, MemoryError) else "no reason given")
             self._halt(f"{type(error).__name__}: {why}")
-        if self._waiters.next_index <= engine.applied_index:
-            self._waiters.applied(engine.applied_index)
+        if self._waiters.next_index <= engine.applier.applied_index:
+            self._waiters.applied(engine.applier.applied_index)
         if self._reads.waiting:
             self._reads.ask(engine.leader_id)
         if more:

@@ -69,6 +69,7 @@ class Leading:
 
     def __init__(self):
         self.epochs, self.reads = {}, []
+        self.leading = self.peers = self.inbox = self
 
     def peer_up(self, peer_id, epoch):
         self.epochs[peer_id] = epoch

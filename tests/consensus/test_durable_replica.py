@@ -94,7 +94,7 @@ async def test_a_transfer_goes_on_after_the_connection_was_lost(tmp_path):
             return sent(peer, message)
 
         leader._engine._send = send
-        leader._engine._leading.replication._send = send
+        leader._engine.leading.replication._send = send
         await cluster.start(late)
         for lost in (8, 20):
             await until(lambda lost=lost: len(sizes) >= lost)

@@ -42,7 +42,7 @@ def test_an_acknowledgement_and_a_vote_leave_after_the_flush_and_a_pre_vote_need
 
 def test_appends_leave_before_the_leaders_own_flush():
     one = OneEngine().lead()
-    one.engine.propose(b"command", "token")
+    one.engine.leading.propose(b"command", "token")
     flush, flushed = one.engine.log.flush, []
     one.engine.log.flush = lambda: (flushed.append(len(one.said(Append))), flush())
     one.tick()
@@ -70,28 +70,28 @@ def test_who_is_no_member_gets_no_vote_and_raises_no_term_while_there_is_a_leade
 
 def test_an_acknowledgement_from_which_nothing_follows_wants_no_tick():
     one = OneEngine().lead()
-    one.engine.propose(b"command", "token")
+    one.engine.leading.propose(b"command", "token")
     one.tick()
     appends = {peer: one.said(Append, peer)[-1][1] for peer in one.peers}
     last = one.engine.log.last_index
     answer = {peer: Ack(1, 1, True, last, append.prev_index) for peer, append in appends.items()}
     one.engine.receive("n2", 1, answer["n2"])
-    assert one.engine.tick_wanted
+    assert one.engine.inbox.tick_wanted
     one.tick()
     assert one.results == [("token", (last, b"command"))]
     one.engine.receive("n3", 1, answer["n3"])
-    assert not one.engine.tick_wanted, "the entry is committed, and nothing waits to be sent"
+    assert not one.engine.inbox.tick_wanted, "the entry is committed, and nothing waits to be sent"
 
 
 def test_a_read_waits_for_a_majority_that_confirms_its_own_round():
     one = OneEngine().lead()
-    one.engine.read("first")
+    one.engine.leading.read("first")
     one.tick()
     (_, asked), (_, same) = one.said(ReadProbe)
     assert asked == same
     one.engine.receive_probe_ack("n2", ReadProbeAck(asked.term, asked.number))
     assert one.results == [("first", one.engine.commit_index)]
-    one.engine.read("second")
+    one.engine.leading.read("second")
     one.tick()
     one.engine.receive_probe_ack("n3", ReadProbeAck(asked.term, asked.number))
     assert len(one.results) == 1, "a late answer to the first round confirms nothing of the second"
@@ -104,8 +104,8 @@ def test_a_read_waits_for_a_majority_that_confirms_its_own_round():
 
 def test_reads_and_commands_end_with_leadership():
     one = OneEngine().lead()
-    one.engine.read("read")
-    one.engine.propose(b"command", "command")
+    one.engine.leading.read("read")
+    one.engine.leading.propose(b"command", "command")
     one.tick()
     one.receives("n2", Append(9, 0, 0, 0, []))
     assert {token: type(error).__name__ for token, error in one.failures} == {
@@ -113,7 +113,7 @@ def test_reads_and_commands_end_with_leadership():
         "read": "NotLeader",
     }
     with pytest.raises(NotLeader):
-        one.engine.read("too late")
+        one.engine.leading.read("too late")
 
 
 def test_a_leader_that_has_not_committed_in_its_term_serves_no_read():
@@ -121,7 +121,7 @@ def test_a_leader_that_has_not_committed_in_its_term_serves_no_read():
     one.receives("n2", VoteReply(one.engine.term))
     assert one.engine.role.value == "leader"
     with pytest.raises(NotReady):
-        one.engine.read("too early")
+        one.engine.leading.read("too early")
 
 
 # -- how old the state is: never younger than what was heard allows -----------------------------------------

@@ -51,7 +51,7 @@ def test_a_full_disk_refuses_commands_before_they_are_appended_and_takes_them_ag
     for _ in range(3):
         with pytest.raises(Overloaded):
             node.propose(1, 500)
-    node.engine.read("read")
+    node.engine.leading.read("read")
     node.tick(node.now + 0.01)
     assert node.results[-1] == ("read", last_index)
     assert node.engine.log.last_index == last_index
@@ -59,7 +59,7 @@ def test_a_full_disk_refuses_commands_before_they_are_appended_and_takes_them_ag
     node.tick(node.now + 2)
     node.tick(node.now + 0.01)
     node.propose(50, 500)
-    assert node.engine.applied_index == last_index + 50
+    assert node.engine.applier.applied_index == last_index + 50
     disk.kill()
     assert Node(disk, every=1 << 30).engine.log.last_index >= last_index + 50
 
@@ -69,7 +69,7 @@ def test_commands_of_one_tick_that_no_longer_fit_are_refused_and_the_rest_is_app
     node = Node(disk, every=1 << 30, uncommitted_bytes_max=1 << 20)
     fill(disk)
     for _ in range(60):
-        node.engine.propose(bytes(700), None)
+        node.engine.leading.propose(bytes(700), None)
     node.tick()
     assert 5 < len(node.results) < 60
     assert len(node.results) + len(node.failures) == 60

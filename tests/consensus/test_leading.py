@@ -201,7 +201,7 @@ def test_an_aborted_round_returns_every_read():
     rounds.start(3, 0.0)
     rounds.add("b")
     assert rounds.abort() == ["a", "b"]
-    assert not rounds.open
+    assert not rounds.asking
     assert not rounds.wanted
 
 

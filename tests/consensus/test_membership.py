@@ -144,7 +144,7 @@ class Desk:
         self.changes.remove(name, token, ready=ready, commit_index=self.commit)
 
     def append(self):
-        return self.changes.append_to(self.log, 1)
+        return self.changes.wanted is not None and self.changes.append_to(self.log, 1, *self.changes.wanted)
 
     def committed(self):
         self.commit = self.log.last_index

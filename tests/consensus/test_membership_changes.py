@@ -197,7 +197,7 @@ async def test_a_learner_that_was_given_up_is_still_promoted_by_the_next_leader(
     async with running(tmp_path) as cluster:
         name = await cluster.leader()
         leader = cluster.replicas[name]
-        leader._engine._leading.changes.promote = lambda *arguments, **settings: False
+        leader._engine.leading.changes.promote = lambda *arguments, **settings: False
         await cluster.join("n4")
         with pytest.raises(Timeout) as late:
             await leader.add_member("n4", cluster.member("n4"), timeout_s=0.2)
@@ -275,7 +275,7 @@ async def test_a_removal_that_would_cost_the_majority_is_refused(tmp_path):
         leader = cluster.replicas[name]
         await cluster.stop(dead)
         await until(
-            lambda: not leader._engine._leading.replication.has_quorum(frozenset((name, dead)), leader._loop.time())
+            lambda: not leader._engine.leading.replication.has_quorum(frozenset((name, dead)), leader._loop.time())
         )
         with pytest.raises(ChangeRefused):
             await leader.remove_member(alive)

@@ -37,7 +37,7 @@ def without(membership, node):
 def test_a_removed_member_is_listened_to_until_its_removal_is_committed():
     peers, membership = peers_of()
     membership.appended(9, without(membership, "n4"))
-    assert peers.outdated
+    assert peers.followed != membership.version
     peers.follow(8)
     assert peers.voters == {"n2", "n3"}
     assert "n4" in peers.known
@@ -53,10 +53,10 @@ def test_a_removal_that_is_truncated_gives_the_voter_back():
     membership.appended(9, without(membership, "n4"))
     peers.follow(8)
     membership.truncated(9)
-    assert peers.outdated
+    assert peers.followed != membership.version
     peers.follow(8)
     assert peers.voters == {"n2", "n3", "n4"}
-    assert not peers.outdated
+    assert peers.followed == membership.version
     assert not peers.unsettled
 
 

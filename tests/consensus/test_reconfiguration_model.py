@@ -126,7 +126,9 @@ class Walk:
 
     def append(self) -> None:
         before = self.log.current
-        appended = self.changes.append_to(self.log, 7)  # type: ignore[arg-type]
+        wanted = self.changes.wanted
+        assert (wanted is None) == (self.wanted is None)
+        appended = wanted is not None and self.changes.append_to(self.log, 7, *wanted)  # type: ignore[arg-type]
         assert appended == (self.wanted is not None and self.log.room)
         if not appended or self.wanted is None:
             return

@@ -218,7 +218,7 @@ def test_b5_a_second_change_waits_for_the_commit_of_the_first():
     log.append(b"\1", 1, 0)
     changes = Reconfiguration(log.membership, 1.0, lambda token, result: None, lambda token, error: None)
     changes.add("new1", RaftMember("d", 1), None, ready=True, commit_index=1)
-    changes.append_to(log, 1)
+    changes.append_to(log, 1, *changes.wanted)
     with pytest.raises(ChangePending):
         changes.add("new2", RaftMember("e", 1), None, ready=True, commit_index=1)
     assert log.last_index == 2

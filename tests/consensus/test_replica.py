@@ -153,7 +153,7 @@ async def test_reads_that_come_together_share_rounds(tmp_path):
     async with running(tmp_path) as cluster:
         leader, follower, _ = await cluster.by_role()
         await until(lambda: cluster.replicas[follower].status().leader_id == leader)
-        rounds = cluster.replicas[leader]._engine._leading.reads.rounds
+        rounds = cluster.replicas[leader]._engine.leading.reads.rounds
         before = rounds._number
         await asyncio.gather(
             *[cluster.replicas[name].read_index(timeout_s=5) for name in (leader, follower) for _ in range(100)]

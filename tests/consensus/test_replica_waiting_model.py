@@ -38,6 +38,7 @@ class Engine:
         self.fault: ConsensusError | None = None
         self.reads: list[asyncio.Future[object]] = []
         self.shown: list[str] = []
+        self.leading = self.peers = self.inbox = self
 
     def read(self, token: asyncio.Future[object]) -> None:
         if self.fault is not None:
@@ -293,7 +294,8 @@ def test_engine_ticks_at_its_deadline_at_the_latest_and_once_for_all_that_comes_
 ) -> None:
     dice, loop = random.Random(seed), Loop()
     monkeypatch.setattr("oncegate.consensus.replica.ticker.asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    engine = SimpleNamespace(applied_index=0, leader_id="n2", due=1.0, ticks=0, more=False)
+    applier = SimpleNamespace(applied_index=0)
+    engine = SimpleNamespace(applier=applier, leader_id="n2", due=1.0, ticks=0, more=False)
     asked, told = list[str](), list[int]()
     reads: Any = SimpleNamespace(waiting=[], ask=asked.append)
     waiters: Any = SimpleNamespace(next_index=math.inf, applied=told.append)
@@ -313,7 +315,7 @@ def test_engine_ticks_at_its_deadline_at_the_latest_and_once_for_all_that_comes_
     for _ in range(400):
         before, wanted = engine.ticks, 0
         more = engine.more = dice.random() < 0.1
-        waiters.next_index = dice.choice((engine.applied_index, engine.applied_index + 1))
+        waiters.next_index = dice.choice((engine.applier.applied_index, engine.applier.applied_index + 1))
         reads.waiting = dice.choice(([], [1]))
         seen = len(told), len(asked)
         for _ in range(dice.choice((0, 0, 1, 12))):
@@ -332,7 +334,7 @@ def test_engine_ticks_at_its_deadline_at_the_latest_and_once_for_all_that_comes_
             assert ticked >= 1
             assert ticked <= 3 + more, "one for all, and one for what workers ended before and behind a tick at once"
         if ticked:
-            assert (len(told) > seen[0]) is (waiters.next_index <= engine.applied_index)
+            assert (len(told) > seen[0]) is (waiters.next_index <= engine.applier.applied_index)
             assert (len(asked) > seen[1]) is bool(reads.waiting)
         assert loop.now < engine.due, "it has not overslept"
         assert len(loop.timers) == 1

@@ -412,9 +412,9 @@ class Both:
         assert (histogram.count, histogram.sum_s) == (len(model.answered_s), pytest.approx(sum(model.answered_s)))
         assert list(real.leaving) == list(model.going)
         assert real.matches() == {name: one.match for name, one in model.followers.items()}
-        assert real.wanted_from == max([0, *(one.wanted_from for one in model.followers.values())])
+        mends_from = max([0, *(one.wanted_from for one in model.followers.values())])
         for index in (0, 2, 3, 9):
-            assert real.wanting_snapshot(index) == model.wanting_snapshot(index)
+            assert real.snapshots_wanted(index) == (model.wanting_snapshot(index), mends_from)
         voters = self.log.membership.voters
         for some in (voters, voters - {"n2"}, frozenset(("n1", "n2", "n3", "n4", "n5")), frozenset()):
             until = model.quorum_until(some)

@@ -38,7 +38,7 @@ class Node(OneEngine):
 
     def propose(self, count, size=200):
         for _ in range(count):
-            self.engine.propose(b"%06d" % self.engine.log.last_index + bytes(size), None)
+            self.engine.leading.propose(b"%06d" % self.engine.log.last_index + bytes(size), None)
             self.tick(self.now + 0.01)
 
 
@@ -54,12 +54,12 @@ def test_a_node_that_joins_saves_no_state_before_its_log_says_who_is_a_member():
 
     for number in range(10):
         hears(b"command %d" % number)
-    assert node.engine.applied_index == 11
+    assert node.engine.applier.applied_index == 11
     assert machine.saved is None
     assert machine.unsaved_share >= 1
     named = Configuration({"n0": RaftMember("127.0.0.1", 7000), "n1": RaftMember("127.0.0.1", 7001, voter=False)})
     hears(encode(named))
-    assert machine.saved.index == node.engine.applied_index == 12
+    assert machine.saved.index == node.engine.applier.applied_index == 12
     assert decode(machine.saved.configuration) == named
 
 
@@ -80,7 +80,7 @@ def test_the_saved_point_names_index_term_and_configuration():
     node = Node(disk)
     node.propose(20)
     point = node.machine.saved
-    assert point.index == node.engine.applied_index
+    assert point.index == node.engine.applier.applied_index
     assert point.term == node.engine.log.term_at(point.index)
     assert set(decode(point.configuration).members) == {"n1"}
 
@@ -251,7 +251,7 @@ def test_a_state_ahead_of_the_log_was_installed_before_a_crash_and_the_log_follo
     assert again.machine.log == [(5000, INSTALLED)]
     assert again.engine.log.base == point
     again.propose(1)
-    assert again.engine.applied_index == 5002
+    assert again.engine.applier.applied_index == 5002
     disk.kill()
     assert Node(disk).machine.log[-1][0] == 5002
 

@@ -98,17 +98,17 @@ def test_the_commit_index_moves_at_the_installation_and_not_before():
     assert len(chunks) >= 2
     for chunk in chunks:
         follower.hear(chunk)
-        assert (follower.engine.commit_index, follower.engine.applied_index) == (3, 3)
+        assert (follower.engine.commit_index, follower.engine.applier.applied_index) == (3, 3)
     follower.hear(last)
     engine = follower.engine
-    assert (engine.commit_index, engine.applied_index, engine.log.base.index) == (50, 50, 50)
+    assert (engine.commit_index, engine.applier.applied_index, engine.log.base.index) == (50, 50, 50)
     assert [entry[0] for entry in follower.machine.log] == list(range(2, 51))
     assert (follower.answers[-1].verdict, follower.answers[-1].index) == (SnapshotVerdict.INSTALLED, 50)
     follower.append(51, 53, commit=53)
-    assert engine.applied_index == 53
+    assert engine.applier.applied_index == 53
     # Appends that reach back behind the base are known; the part behind it is taken.
     follower.append(45, 54, commit=54)
-    assert (engine.applied_index, engine.log.last_index) == (54, 54)
+    assert (engine.applier.applied_index, engine.log.last_index) == (54, 54)
 
 
 def test_a_snapshot_that_the_log_has_overtaken_is_not_installed():
@@ -120,7 +120,7 @@ def test_a_snapshot_that_the_log_has_overtaken_is_not_installed():
     follower.append(2, 60, commit=55)
     follower.hear(last)
     assert follower.machine.installs == 0
-    assert follower.engine.applied_index == 55
+    assert follower.engine.applier.applied_index == 55
     assert (follower.answers[-1].verdict, follower.answers[-1].index) == (SnapshotVerdict.HAVE, 55)
     follower.offer(transfer=2)
     assert follower.answers[-1].verdict is SnapshotVerdict.HAVE
@@ -137,9 +137,9 @@ def test_damage_that_apply_meets_ends_applying_and_nothing_else():
     follower.machine.bad = 40
     follower.append(2, 60, commit=55)
     engine = follower.engine
-    assert (engine.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 55, 60)
+    assert (engine.applier.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 55, 60)
     follower.append(61, 70, commit=70)
-    assert (engine.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 70, 70)
+    assert (engine.applier.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 70, 70)
     acks = [ack for _, ack in follower.said(Ack)]
     assert (acks[-1].success, acks[-1].index) == (True, 70), "the log is sound: the node counts for majorities"
     assert acks[-1].wanted_from == 0, "nobody has asked for a repair"
@@ -170,10 +170,10 @@ def test_a_damaged_state_is_replaced_by_an_older_one_and_the_log_is_applied_agai
         follower.hear(chunk)
     assert follower.answers[-1].verdict is SnapshotVerdict.INSTALLED
     assert follower.machine.installs == 1
-    assert (engine.commit_index, engine.applied_index, engine.log.last_index) == (61, 61, 61)
+    assert (engine.commit_index, engine.applier.applied_index, engine.log.last_index) == (61, 61, 61)
     assert [entry[0] for entry in follower.machine.log] == list(range(2, 62)), "each entry once, none left out"
     follower.append(62, 62, commit=62)
-    assert engine.applied_index == 62
+    assert engine.applier.applied_index == 62
     assert follower.said(Ack)[-1][1].wanted_from == 0
     assert engine.age_s < age_before + 1
 
@@ -206,11 +206,11 @@ def leader_with_a_damaged_follower(*, saved):
     disk = FakeDisk()
     leader = OneEngine(disk=disk, machine=DurableMachine(disk, every=1 << 30), log_kept_bytes=0).lead()
     for number in range(5):
-        leader.engine.propose(b"command %d" % number, number)
+        leader.engine.leading.propose(b"command %d" % number, number)
     leader.tick()
     leader.acknowledge("n2", "n3")
     if saved:
-        leader.machine.begin_save(SavedPoint(leader.engine.applied_index, leader.engine.term, CONFIGURATION))
+        leader.machine.begin_save(SavedPoint(leader.engine.applier.applied_index, leader.engine.term, CONFIGURATION))
     return leader
 
 
@@ -223,10 +223,10 @@ def test_a_leader_saves_if_it_must_and_sends_its_state_to_who_wants_one_besides_
     leader.tick(leader.now + 0.01)
     leader.tick(leader.now + 0.01)
     offered = leader.said(SnapshotOffer, "n2")
-    assert offered[0][1].manifest.point.index <= engine.applied_index
+    assert offered[0][1].manifest.point.index <= engine.applier.applied_index
     assert leader.machine.saved is not None
     leader.said(Append)
-    engine.propose(b"one more", "more")
+    engine.leading.propose(b"one more", "more")
     leader.tick()
     assert [message.entries for _, message in leader.said(Append, "n2") if message.entries], "entries go on"
     done = SnapshotAnswer(engine.term, 1, offered[0][1].transfer, SnapshotVerdict.INSTALLED, index=engine.commit_index)
@@ -241,10 +241,10 @@ def test_a_leader_whose_state_is_damaged_hands_over_without_applying_what_is_lef
     leader = OneEngine(disk=disk, machine=FragileMachine(disk, every=1 << 30)).lead()
     engine = leader.engine
     leader.machine.bad = engine.log.last_index + 1
-    engine.propose(b"command", "command")
+    engine.leading.propose(b"command", "command")
     leader.tick()
     leader.acknowledge("n2", "n3")
-    assert engine.applied_index < engine.commit_index
+    assert engine.applier.applied_index < engine.commit_index
     assert not engine.ready
     engine.transfer(None, "transfer", 1.0)
     leader.tick()
@@ -262,7 +262,7 @@ def test_a_node_that_starts_with_a_damaged_state_waits_at_the_beginning_of_its_l
     again = OneEngine(disk=follower.disk, machine=machine, log_kept_bytes=0)
     again.receives("n2", Append(1, 61, 1, 61, []))
     base = again.engine.log.base.index
-    assert (again.engine.applied_index, again.machine.log) == (max(base, 1), [])
+    assert (again.engine.applier.applied_index, again.machine.log) == (max(base, 1), [])
     assert again.engine.log.last_index == 61
 
 
@@ -664,8 +664,7 @@ def test_the_log_waits_for_a_follower_that_moves_behind_its_snapshot_and_not_for
         heard=lambda peer, now: None,
         snapshot_over=lambda peer, index: None,
         match_index=lambda peer: at[peer],
-        wanting_snapshot=lambda saved_index: [],
-        wanted_from=0,
+        snapshots_wanted=lambda saved_index: ([], 0),
     )
     state = SimpleNamespace(saved=SavedPoint(100, 1, CONFIGURATION), open_snapshot=None)
     log, saving = SimpleNamespace(bytes_used=0, base=SimpleNamespace(index=1)), SimpleNamespace(needed_from=None)

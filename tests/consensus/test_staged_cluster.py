@@ -55,13 +55,13 @@ def test_a_transfer_takes_no_election_time_out_and_costs_no_proposal(seed):
     with staged(calm(seed)) as stage:
         old = stage.leader()
         stage.acknowledged(10)
-        proposals, unknown = old.engine._leading.proposals, []
+        proposals, unknown = old.engine.leading.proposals, []
         answer = proposals._on_failure
         proposals._on_failure = lambda token, error: (unknown.append(error), answer(token, error))
         target = stage.node(stage.others(old.name)[0])
         stage.linked(old.name, target.name)
         old.transfer(target.name, 5.0)
-        stage.until(lambda: old.engine._leading.transfers.told)
+        stage.until(lambda: old.engine.leading.transfers.told)
         began = stage.world.now
         stage.until(lambda: stage.leads_now() is target)
         assert stage.world.now - began < 0.2
@@ -231,7 +231,7 @@ def test_a_follower_with_a_full_disk_holds_nobody_up_and_catches_up_when_there_i
         stage.acknowledged(400)
         assert stage.leads_now() is leader
         assert full.engine.log.last_index < leader.engine.log.last_index - 100
-        assert leader.engine._leading.replication._progress[full.name].ack_at > leader.clock.read() - 0.5
+        assert leader.engine.leading.replication._progress[full.name].ack_at > leader.clock.read() - 0.5
         # One attempt a pause, and what is in flight when the answer comes.
         tried = sum(at > since + 0.5 for at, peer in leader.tried if peer == full.name)
         assert 0 < tried <= 8 * (stage.world.now - since) / FULL_PAUSE_S + 8

@@ -35,7 +35,7 @@ async def test_learner_that_never_comes_is_shown_holds_nothing_up_and_is_removed
         assert b"oncegate_learners 2.0" in (await cluster.get(leader, "/metrics"))[2]
         engine = cluster.nodes[leader].replica._engine
         assert engine is not None
-        assert not engine._leading.busy, "nothing is looked at again and again for who is not there"
+        assert not engine.leading.busy, "nothing is looked at again and again for who is not there"
         assert (await api.call("POST", f"{cluster.url(leader)}/v1/cluster/leader", json={}))[0] == 200
         successor = await cluster.leader()
         for name in ("n4", "n5"):

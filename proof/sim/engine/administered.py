@@ -117,7 +117,7 @@ class Administered(SimNode):
 
     def _give_up(self, token, life):
         if life == self.life and token in self._changes:
-            self.engine.forget_change(token)
+            self.engine.leading.changes.forget(token)
             self._failure(token, None)
 
     def transfer(self, target, timeout_s=1.0):

@@ -135,7 +135,7 @@ class EngineNode(Administered):
         self._check_members()
         if engine.role is Role.LEADER:
             self.world.see.leads(self.name, engine.term)
-        applied = engine.applied_index
+        applied = engine.applier.applied_index
         while self._waiting and self._waiting[0][0] <= applied:
             point, read = self._waiting.pop(0)
             self.world.read_done(read, point, applied)
@@ -216,7 +216,7 @@ class EngineNode(Administered):
 
     @property
     def applied_index(self):
-        return self.engine.applied_index if self.engine is not None else 0
+        return self.engine.applier.applied_index if self.engine is not None else 0
 
     @property
     def commands(self):
@@ -225,7 +225,7 @@ class EngineNode(Administered):
     def _propose(self, command, done):
         token = (next(self._tokens), command, done)
         try:
-            self.engine.propose(command, token)
+            self.engine.leading.propose(command, token)
         except ConsensusError:
             done(None)
             return
@@ -234,7 +234,7 @@ class EngineNode(Administered):
 
     def _read(self, read):
         try:
-            self.engine.read(("read", read))
+            self.engine.leading.read(("read", read))
         except NotLeader:
             self.reads.add(read)
             self.reads.ask(self.engine.leader_id)
@@ -244,7 +244,7 @@ class EngineNode(Administered):
 
     def _serve_read(self, peer, epoch, number):
         try:
-            self.engine.read(("peer", peer, epoch, number))
+            self.engine.leading.read(("peer", peer, epoch, number))
         except ConsensusError:
             self._send(peer, ReadReply(number, None))
         self.wake(0.0001)
@@ -270,7 +270,7 @@ class EngineNode(Administered):
             case ("read", read):
                 self._read_point(read, result)
             case ("peer", peer, epoch, number):
-                if self.engine.is_connected(peer, epoch):
+                if self.engine.peers.is_connected(peer, epoch):
                     self._send(peer, ReadReply(number, result))
                 if result is not None:
                     self.engine.show_commit(peer)

@@ -160,18 +160,18 @@ class Stage:
         ends = [(self.node(a), b), (self.node(b), a)]
         if not all(node.alive for node, _ in ends):
             return True
-        up = [peer in node.engine._peers.epochs for node, peer in ends]
+        up = [peer in node.engine.peers.epochs for node, peer in ends]
         if (a, b) in self._blocked:
             return not any(up)
         return all(up) or not (self.node(a).accepts(b) and self.node(b).accepts(a))
 
     def linked(self, a, b):
         """Wait until two nodes that reach each other are connected."""
-        self.until(lambda: b in self.engine(a)._peers.epochs and a in self.engine(b)._peers.epochs)
+        self.until(lambda: b in self.engine(a).peers.epochs and a in self.engine(b).peers.epochs)
 
     def parted(self, gone, *others):
         """Wait until others know that their connection to a node that has ended is closed."""
-        self.until(lambda: all(gone not in self.engine(other)._peers.epochs for other in others))
+        self.until(lambda: all(gone not in self.engine(other).peers.epochs for other in others))
 
     # -- administrators ---------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class World:
         leads: known, and an operator's business until then.
         """
         leader = self.node(LEADER)
-        for node in self._living() if leader is not None and leader.engine.transfer_target is None else ():
+        for node in self._living() if leader is not None and leader.engine.leading.transfers.target is None else ():
             if node is not leader and node.alive and not node.accepts(leader.name):
                 known = [other.name for other in self._living() if node.accepts(other.name) and other is not node]
                 if known:

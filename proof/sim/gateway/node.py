@@ -76,8 +76,8 @@ class SimReplica(Replica):
     def ticked(self):
         """What :meth:`oncegate.consensus.replica.ticker.Ticker.tick` does behind a tick."""
         engine = self._engine
-        if self._applied_waiters.next_index <= engine.applied_index:
-            self._applied_waiters.applied(engine.applied_index)
+        if self._applied_waiters.next_index <= engine.applier.applied_index:
+            self._applied_waiters.applied(engine.applier.applied_index)
         if self._follower_reads.waiting:
             self._follower_reads.ask(engine.leader_id)
 
@@ -242,7 +242,7 @@ class GatewayNode(EngineNode):
         # A read's token was never announced as a proposal, and ends in an index.
         if type(result) is not int:
             self.world.answers.answered(self.name, token)
-            self.world.acknowledged_until(self.engine.applied_index)
+            self.world.acknowledged_until(self.engine.applier.applied_index)
         resolve(token, result)
 
     def _failure(self, token, error):
@@ -269,7 +269,7 @@ class GatewayNode(EngineNode):
 
     def send_call(self, peer, message):
         """A call to another node, if there is a connection."""
-        if self.engine is None or peer not in self.engine._peers.epochs:
+        if self.engine is None or peer not in self.engine.peers.epochs:
             return False
         self.world.network.send(self.name, peer, encode(message))
         return True
