@@ -1,7 +1,7 @@
 """One Raft node without sockets, timers or futures: messages and commands in, decisions out.
 
-The owner (an event loop, or a simulation) calls :meth:`Engine.receive` and :meth:`Engine.propose` as things
-arrive, then :meth:`Engine.tick` once. A tick does, in this order:
+The owner (an event loop, or a simulation) calls :meth:`Engine.receive` and what its parts take (``leading.propose``) as
+things arrive, then :meth:`Engine.tick` once. A tick does, in this order:
 
 1. messages are handled; the commit index moves (all that is in the log has been flushed by earlier ticks)
 2. waiting commands are appended, and appends leave for the followers at once
@@ -85,7 +85,7 @@ class Engine(Generic[Token]):
         """
         self.config = config
         self.log = log
-        self.counters = Counters()
+        self.counters = counters = Counters()
         self.clock = clock
         self._send = send
         self._on_role = on_role
@@ -97,13 +97,13 @@ class Engine(Generic[Token]):
         self._attention = True
         self.membership = log.membership
         self.membership.begin(config.initial_configuration)
-        self._report = RoleReport(self.counters)
+        self._report = RoleReport(counters)
         self.peers = Peers(config, self.membership)
         applied_index = begin_at_saved(machine, log)
         self.applier = Applier(machine, log, clock, config.apply_slice_ms / 1000, applied_index)
-        self._raft = Raft(config.node_id, (), log, send_vote=self._hold_vote, on_role=self._role_changes)
+        self.raft = raft = Raft(config.node_id, (), log, send_vote=self._hold_vote, on_role=self._role_changes)
         self.leading: Leading[Token] = Leading(
-            config, log, self._raft, self.peers, self.applier, self.counters, send, on_result, on_failure, on_peers
+            config, log, raft, self.peers, self.applier, counters, send, on_result, on_failure, on_peers
         )
         self._saving: Saving | None = None
         self._snapshots: Snapshots | None = None
@@ -112,7 +112,7 @@ class Engine(Generic[Token]):
             self._snapshots = Snapshots(
                 config,
                 log,
-                self._raft,
+                raft,
                 self.leading.replication,
                 self.applier,
                 self._saving,
@@ -122,23 +122,15 @@ class Engine(Generic[Token]):
                 rng,
                 self._hold,
             )
-        self._election = Election(config, rng, self._now)
+        self._election = election = Election(config, rng, self._now)
         # Between two late ticks lies more than the longest pause, and that much of a time-out is not excused.
-        self._freshness = Freshness(config.election_ms_max // (2 * config.heartbeat_ms) + 2)
-        self._voting = Voting(self._raft, log, self._election, self.counters, self._report, send)
+        self._freshness = freshness = Freshness(config.election_ms_max // (2 * config.heartbeat_ms) + 2)
+        self._voting = Voting(raft, log, election, counters, self._report, send)
         following = Following(
-            config,
-            log,
-            self._raft,
-            self._election,
-            self._freshness,
-            self._snapshots,
-            self.counters,
-            self._hold,
-            self._configuration_in_force,
+            config, log, raft, election, freshness, self._snapshots, counters, self._hold, self._configuration_in_force
         )
         self.inbox: Inbox[Token] = Inbox(
-            self._raft, self.peers, self._voting, following, self.leading, self._snapshots, self._report
+            raft, self.peers, self._voting, following, self.leading, self._snapshots, self._report
         )
         self._configuration_in_force()
         self.log.flush()
@@ -150,7 +142,7 @@ class Engine(Generic[Token]):
         self.peers.epochs[peer_id] = epoch
         self._attention = True
         self._report.settled = False
-        self._raft.set_connected(peer_id, connected=True)
+        self.raft.set_connected(peer_id, connected=True)
         self.leading.replication.reconnected(peer_id)
         if self._snapshots is not None:
             self._snapshots.reconnected(peer_id)
@@ -159,8 +151,8 @@ class Engine(Generic[Token]):
         """The connection to a peer is lost."""
         self.peers.epochs.pop(peer_id, None)
         self._report.settled = False
-        self._raft.set_connected(peer_id, connected=False)
-        if self._raft.leader() == peer_id:
+        self.raft.set_connected(peer_id, connected=False)
+        if self.raft.leader() == peer_id:
             self._report.reason = f"the connection to the leader {peer_id} closed"
             self._election.leader_lost(self.clock())
         self.leading.peer_down(peer_id)
@@ -171,7 +163,7 @@ class Engine(Generic[Token]):
 
     def receive_probe(self, peer_id: str, probe: ReadProbe) -> None:
         """Confirm a leader's term; needs no flush, since terms are durable before they are used."""
-        if probe.term == self._raft.term():
+        if probe.term == self.raft.term():
             self._send(peer_id, ReadProbeAck(probe.term, probe.number))
 
     def receive_probe_ack(self, peer_id: str, ack: ReadProbeAck) -> None:
@@ -229,25 +221,10 @@ class Engine(Generic[Token]):
     # -- what the owner asks ---------------------------------------------------------------------------
 
     @property
-    def role(self) -> Role:
-        """Role of this node."""
-        return self._raft.role()
-
-    @property
-    def term(self) -> int:
-        """Current term."""
-        return self._raft.term()
-
-    @property
-    def commit_index(self) -> int:
-        """Last entry known to be committed."""
-        return self._raft.commit_index()
-
-    @property
     def age_s(self) -> float:
         """How long ago the applied state was known to be all that was committed; ``inf`` if it never was."""
         confirmed_at = None
-        if self.ready:
+        if self.leading.ready:
             if self.lone:
                 return 0.0
             quorum_until = self.leading.replication.quorum_until(self.membership.voters)
@@ -257,27 +234,12 @@ class Engine(Generic[Token]):
     @property
     def leader_id(self) -> str | None:
         """The leader, if it is known and within reach."""
-        return self.peers.within_reach(self._raft.leader())
-
-    @property
-    def ready(self) -> bool:
-        """This node leads and has applied the no-op of its term (Raft §8)."""
-        return self.leading.ready
+        return self.peers.within_reach(self.raft.leader())
 
     @property
     def lone(self) -> bool:
         """This node is the only voter, and needs nobody."""
         return not self.peers.voters and self._election.may_campaign
-
-    @property
-    def change_pending(self) -> bool:
-        """A membership change waits, or is not known to be committed."""
-        return self.leading.changes.pending(self.commit_index)
-
-    @property
-    def hears_anyone(self) -> bool:
-        """See :meth:`oncegate.consensus.core.peers.Peers.hears_anyone`."""
-        return self.peers.hears_anyone(self._raft.leader())
 
     def peer_status(self) -> dict[str, PeerStatus]:
         """What is known of the other members."""
@@ -290,11 +252,11 @@ class Engine(Generic[Token]):
 
     def wanted_peers(self) -> dict[str, RaftMember]:
         """Whom to be connected with; see :meth:`oncegate.consensus.core.peers.Peers.wanted`."""
-        return self.peers.wanted(self.commit_index, self._raft.leader(), self.leading.replication.leaving)
+        return self.peers.wanted(self.raft.commit_index(), self.raft.leader(), self.leading.replication.leaving)
 
     def deadline(self) -> float:
         """When the next tick is due even if nothing arrives."""
-        if not self._raft.leads():
+        if not self.raft.leads():
             # Sooner than the election: a node that does not hear its leader sees by that whether it is late itself.
             due = min(self._election.deadline, self._now + self._tick_s_max)
         elif self._snapshots is None:
@@ -316,7 +278,7 @@ class Engine(Generic[Token]):
         # No tick is due later than that, see deadline(): so this one is late, or the machine slept.
         slept = now - self._now - self._tick_s_max
         self._now = now
-        raft, leading, peers = self._raft, self.leading, self.peers
+        raft, leading, peers = self.raft, self.leading, self.peers
         if slept > 0:
             # What came meanwhile may still wait in the sockets: nobody was silent for that time, neither the followers
             # of this node nor its leader.
@@ -373,7 +335,7 @@ class Engine(Generic[Token]):
 
     def _manage(self, now: float) -> bool:
         """Do what membership changes and transfers need until none is under way."""
-        if self.peers.settle(self.commit_index):
+        if self.peers.settle(self.raft.commit_index()):
             self._on_peers()
         more = self.leading.manage(now)
         self._attention = self.leading.busy or self.peers.unsettled
@@ -391,7 +353,7 @@ class Engine(Generic[Token]):
         """The library takes another role."""
         if role is Role.LEADER:
             self.counters.elections_won += 1
-            self._report.reason = f"election won in term {self._raft.term()}"
+            self._report.reason = f"election won in term {self.raft.term()}"
             self.leading.begin(self._now)
             if self._snapshots is not None:
                 self._snapshots.begin_term()
@@ -406,7 +368,7 @@ class Engine(Generic[Token]):
 
     def _step_down(self, now: float) -> None:
         self._report.reason = f"no quorum for {self.config.election_ms_max / 1000:g} s"
-        self._raft.step_down()
+        self.raft.step_down()
         self._election.voted(now)
 
     def _configuration_in_force(self) -> None:
@@ -415,23 +377,23 @@ class Engine(Generic[Token]):
             return
         self.counters.configurations_seen += 1
         voters = self.membership.voters
-        if self._raft.leads() and self.config.node_id not in voters:
+        if self.raft.leads() and self.config.node_id not in voters:
             raise SafetyViolation("a leader that does not vote would count itself in majorities")
-        self.peers.follow(self.commit_index)
-        self._raft.set_voters(self.peers.voters, self.leading.replication.matches())
+        self.peers.follow(self.raft.commit_index())
+        self.raft.set_voters(self.peers.voters, self.leading.replication.matches())
         self._election.set_voters(voters, self._now)
         self.leading.configuration_changed(self._now)
         self._attention = True
         self._on_peers()
 
     def _report_role(self) -> None:
-        standing = self._raft.standing()
+        standing = self.raft.standing()
         report = self._report
         if report.settled and standing == report.standing:
             report.reason = ""
             return
         leader_id = self.leader_id
-        change = report.change(standing, self._raft.role(), leader_id, self._raft.term(), ready=self.ready)
+        change = report.change(standing, self.raft.role(), leader_id, self.raft.term(), ready=self.leading.ready)
         if change is None:
             return
         if leader_id is not None and change.role is not Role.LEADER:

@@ -266,20 +266,16 @@ class Proposals(Generic[Token]):
         self._reserve_bytes = config.reserve_bytes
         self._on_result = on_result
         self._on_failure = on_failure
-        self._queued: list[tuple[bytes, Token]] = []
+        self.queued: list[tuple[bytes, Token]] = []
+        """Commands that wait to be appended."""
         self._queued_bytes = 0
         self._appended: dict[int, tuple[Token, int]] = {}
         self._appended_bytes = 0
 
     @property
-    def queued(self) -> bool:
-        """Commands wait to be appended."""
-        return bool(self._queued)
-
-    @property
     def load(self) -> tuple[int, int, int, int]:
         """Commands and bytes that wait to be appended, then those appended and not applied."""
-        return len(self._queued), self._queued_bytes, len(self._appended), self._appended_bytes
+        return len(self.queued), self._queued_bytes, len(self._appended), self._appended_bytes
 
     def add(self, command: bytes, token: Token, journal_bytes: int, room_bytes: int | None = None) -> None:
         """Queue a command; ``room_bytes`` is what the log has room for, None while the disk is not full.
@@ -303,17 +299,17 @@ class Proposals(Generic[Token]):
         if journal_bytes + self._queued_bytes + size + config.journal_segment_bytes > config.journal_bytes_max:
             raise Overloaded("journal_bytes_max", config.journal_bytes_max)
         if room_bytes is not None:
-            queued_bytes = self._queued_bytes + size + (len(self._queued) + 1) * RECORD_HEADER_BYTES
+            queued_bytes = self._queued_bytes + size + (len(self.queued) + 1) * RECORD_HEADER_BYTES
             if queued_bytes + self._reserve_bytes > room_bytes:
                 raise Overloaded("journal_room_bytes", room_bytes)
         self._queued_bytes += size
-        self._queued.append((command, token))
+        self.queued.append((command, token))
 
     def append_to(self, journal: Journal, term: int) -> None:
         """Append everything queued; not flushed yet. What a full disk has no room for fails as ``Overloaded``."""
-        if not self._queued:
+        if not self.queued:
             return
-        queued, self._queued = self._queued, []
+        queued, self.queued = self.queued, []
         reserve_bytes = self._reserve_bytes
         for number, (command, token) in enumerate(queued):
             if not journal.has_room(RECORD_HEADER_BYTES + len(command), reserve_bytes=reserve_bytes):
@@ -339,7 +335,7 @@ class Proposals(Generic[Token]):
 
     def refuse_queued(self, leader_id: str | None) -> None:
         """What was not appended never will be."""
-        queued, self._queued = self._queued, []
+        queued, self.queued = self.queued, []
         self._queued_bytes = 0
         for _, token in queued:
             self._on_failure(token, NotLeader(leader_id))

@@ -44,7 +44,7 @@ class Operations:
 
     async def remove_member(self, node_id: str, timeout_s: float) -> int:
         """See :meth:`oncegate.consensus.replica.replica.Replica.remove_member`."""
-        if node_id == self._config.node_id and self._running().role is Role.LEADER and not self._running().lone:
+        if node_id == self._config.node_id and self._running().raft.role() is Role.LEADER and not self._running().lone:
             raise NotLeader(await self.transfer(None, timeout_s))
         done = _future()
         self._running().remove_member(node_id, done)
@@ -61,7 +61,7 @@ class Operations:
     async def drain(self, timeout_s: float) -> None:
         """Hand leadership over, if this node has it and there is somebody to take it; never raises for want of one."""
         engine = self._running()
-        if engine.role is not Role.LEADER or engine.lone:
+        if engine.raft.role() is not Role.LEADER or engine.lone:
             return
         try:
             successor = await self.transfer(None, timeout_s)
@@ -87,17 +87,17 @@ def status_of(engine: _Engine) -> ReplicaStatus:
     queued, queued_bytes, appended, appended_bytes = engine.leading.proposals.load
     return ReplicaStatus(
         node_id=engine.config.node_id,
-        role=engine.role,
+        role=engine.raft.role(),
         leader_id=engine.leader_id,
-        term=engine.term,
-        commit_index=engine.commit_index,
+        term=engine.raft.term(),
+        commit_index=engine.raft.commit_index(),
         applied_index=engine.applier.applied_index,
         last_index=engine.log.last_index,
-        ready=engine.ready,
+        ready=engine.leading.ready,
         peers=engine.peer_status(),
         configuration=engine.membership.current,
         configuration_index=engine.membership.current_index,
-        change_pending=engine.change_pending,
+        change_pending=engine.leading.changes.pending(engine.raft.commit_index()),
         transfer_target=engine.leading.transfers.target,
         stalled_s=engine.leading.replication.stalled_s(engine.clock()),
         queued_commands=queued,

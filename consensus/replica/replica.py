@@ -377,8 +377,9 @@ class Replica:
         return self._transport is not None and self._transport.send(peer_id, message)
 
     def _peers_changed(self) -> None:
-        if self._engine is not None and self._transport is not None:
-            self._transport.set_members(self._engine.wanted_peers(), anyone=self._engine.hears_anyone)
+        engine = self._engine
+        if engine is not None and self._transport is not None:
+            self._transport.set_members(engine.wanted_peers(), anyone=engine.peers.hears_anyone(engine.raft.leader()))
 
     def _role_changed(self, change: RoleChange) -> None:
         logger.info(

@@ -101,9 +101,9 @@ class OneEngine:
         """Win an election by the votes of all others, and have the first entry of the term committed."""
         self.campaign()
         for peer in self.peers:
-            self.receives(peer, VoteReply(self.engine.term))
+            self.receives(peer, VoteReply(self.engine.raft.term()))
         self.acknowledge(*self.peers)
-        assert self.engine.ready
+        assert self.engine.leading.ready
         return self
 
     def acknowledge(self, *peers):
@@ -113,5 +113,5 @@ class OneEngine:
             if appends:
                 last = appends[-1]
                 index = last.prev_index + len(last.entries)
-                self.engine.receive(peer, 1, Ack(self.engine.term, 1, True, index, last.prev_index))
+                self.engine.receive(peer, 1, Ack(self.engine.raft.term(), 1, True, index, last.prev_index))
         self.tick()

@@ -61,10 +61,10 @@ def test_who_is_no_member_gets_no_vote_and_raises_no_term_while_there_is_a_leade
     one = OneEngine().follow("n2", term=5)
     one.engine.peer_up("n9", 1)
     one.receives("n9", VoteRequest(8, 9, 5), PreVoteRequest(8, 1, 9, 5), Ack(8, 1, False, 0, 0))
-    assert one.engine.term == 5
+    assert one.engine.raft.term() == 5
     assert one.said(VoteReply) == one.said(PreVoteReply) == []
     one.receives("n3", VoteRequest(8, 9, 5))
-    assert one.engine.term == 8
+    assert one.engine.raft.term() == 8
     assert len(one.said(VoteReply, "n3")) == 1
 
 
@@ -90,7 +90,7 @@ def test_a_read_waits_for_a_majority_that_confirms_its_own_round():
     (_, asked), (_, same) = one.said(ReadProbe)
     assert asked == same
     one.engine.receive_probe_ack("n2", ReadProbeAck(asked.term, asked.number))
-    assert one.results == [("first", one.engine.commit_index)]
+    assert one.results == [("first", one.engine.raft.commit_index())]
     one.engine.leading.read("second")
     one.tick()
     one.engine.receive_probe_ack("n3", ReadProbeAck(asked.term, asked.number))
@@ -118,8 +118,8 @@ def test_reads_and_commands_end_with_leadership():
 
 def test_a_leader_that_has_not_committed_in_its_term_serves_no_read():
     one = OneEngine().campaign()
-    one.receives("n2", VoteReply(one.engine.term))
-    assert one.engine.role.value == "leader"
+    one.receives("n2", VoteReply(one.engine.raft.term()))
+    assert one.engine.raft.role().value == "leader"
     with pytest.raises(NotReady):
         one.engine.leading.read("too early")
 
@@ -169,8 +169,8 @@ def test_leader_that_sleeps_again_and_again_is_as_old_as_all_of_its_sleeps():
     confirmed_at = one.now
     for slept_s in (60.0, 0.3, 0.7):
         one.tick(one.now + slept_s)
-        assert one.engine.ready
+        assert one.engine.leading.ready
         assert one.engine.age_s >= one.now - confirmed_at - 1e-6
-    one.receives("n2", Ack(one.engine.term, 1, True, 1, 0))
+    one.receives("n2", Ack(one.engine.raft.term(), 1, True, 1, 0))
     one.tick(one.now + 0.1)
     assert one.engine.age_s < 1.0

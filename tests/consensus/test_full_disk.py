@@ -136,7 +136,7 @@ def test_a_follower_with_a_full_disk_acknowledges_what_matches_and_not_its_whole
     ack = follower.sent[-1][2]
     assert (ack.success, ack.index, ack.full) == (True, 5, True)
     assert follower.engine.log.last_index == tail
-    assert follower.engine.commit_index == 5
+    assert follower.engine.raft.commit_index() == 5
 
 
 def test_a_node_votes_in_any_number_of_elections_while_others_take_every_byte_that_it_frees():

@@ -33,7 +33,7 @@ class Node(OneEngine):
         disk = disk or FakeDisk()
         machine = machine or DurableMachine(disk, every=every, lazy=lazy)
         super().__init__((), disk=disk, machine=machine, **{"log_kept_bytes": 0, **settings})
-        while not self.engine.ready:
+        while not self.engine.leading.ready:
             self.tick(self.now + 0.01)
 
     def propose(self, count, size=200):

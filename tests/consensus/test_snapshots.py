@@ -98,10 +98,10 @@ def test_the_commit_index_moves_at_the_installation_and_not_before():
     assert len(chunks) >= 2
     for chunk in chunks:
         follower.hear(chunk)
-        assert (follower.engine.commit_index, follower.engine.applier.applied_index) == (3, 3)
+        assert (follower.engine.raft.commit_index(), follower.engine.applier.applied_index) == (3, 3)
     follower.hear(last)
     engine = follower.engine
-    assert (engine.commit_index, engine.applier.applied_index, engine.log.base.index) == (50, 50, 50)
+    assert (engine.raft.commit_index(), engine.applier.applied_index, engine.log.base.index) == (50, 50, 50)
     assert [entry[0] for entry in follower.machine.log] == list(range(2, 51))
     assert (follower.answers[-1].verdict, follower.answers[-1].index) == (SnapshotVerdict.INSTALLED, 50)
     follower.append(51, 53, commit=53)
@@ -137,9 +137,9 @@ def test_damage_that_apply_meets_ends_applying_and_nothing_else():
     follower.machine.bad = 40
     follower.append(2, 60, commit=55)
     engine = follower.engine
-    assert (engine.applier.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 55, 60)
+    assert (engine.applier.applied_index, engine.raft.commit_index(), engine.log.flushed_index) == (39, 55, 60)
     follower.append(61, 70, commit=70)
-    assert (engine.applier.applied_index, engine.commit_index, engine.log.flushed_index) == (39, 70, 70)
+    assert (engine.applier.applied_index, engine.raft.commit_index(), engine.log.flushed_index) == (39, 70, 70)
     acks = [ack for _, ack in follower.said(Ack)]
     assert (acks[-1].success, acks[-1].index) == (True, 70), "the log is sound: the node counts for majorities"
     assert acks[-1].wanted_from == 0, "nobody has asked for a repair"
@@ -170,7 +170,7 @@ def test_a_damaged_state_is_replaced_by_an_older_one_and_the_log_is_applied_agai
         follower.hear(chunk)
     assert follower.answers[-1].verdict is SnapshotVerdict.INSTALLED
     assert follower.machine.installs == 1
-    assert (engine.commit_index, engine.applier.applied_index, engine.log.last_index) == (61, 61, 61)
+    assert (engine.raft.commit_index(), engine.applier.applied_index, engine.log.last_index) == (61, 61, 61)
     assert [entry[0] for entry in follower.machine.log] == list(range(2, 62)), "each entry once, none left out"
     follower.append(62, 62, commit=62)
     assert engine.applier.applied_index == 62
@@ -210,7 +210,9 @@ def leader_with_a_damaged_follower(*, saved):
     leader.tick()
     leader.acknowledge("n2", "n3")
     if saved:
-        leader.machine.begin_save(SavedPoint(leader.engine.applier.applied_index, leader.engine.term, CONFIGURATION))
+        leader.machine.begin_save(
+            SavedPoint(leader.engine.applier.applied_index, leader.engine.raft.term(), CONFIGURATION)
+        )
     return leader
 
 
@@ -218,7 +220,7 @@ def leader_with_a_damaged_follower(*, saved):
 def test_a_leader_saves_if_it_must_and_sends_its_state_to_who_wants_one_besides_entries(saved):
     leader = leader_with_a_damaged_follower(saved=saved)
     engine = leader.engine
-    ack = Ack(engine.term, 1, True, engine.log.last_index, engine.log.last_index, False, 1)
+    ack = Ack(engine.raft.term(), 1, True, engine.log.last_index, engine.log.last_index, False, 1)
     leader.receives("n2", ack)
     leader.tick(leader.now + 0.01)
     leader.tick(leader.now + 0.01)
@@ -229,9 +231,11 @@ def test_a_leader_saves_if_it_must_and_sends_its_state_to_who_wants_one_besides_
     engine.leading.propose(b"one more", "more")
     leader.tick()
     assert [message.entries for _, message in leader.said(Append, "n2") if message.entries], "entries go on"
-    done = SnapshotAnswer(engine.term, 1, offered[0][1].transfer, SnapshotVerdict.INSTALLED, index=engine.commit_index)
+    done = SnapshotAnswer(
+        engine.raft.term(), 1, offered[0][1].transfer, SnapshotVerdict.INSTALLED, index=engine.raft.commit_index()
+    )
     leader.receives("n2", done)
-    leader.receives("n2", Ack(engine.term, 1, True, engine.log.last_index, engine.log.last_index))
+    leader.receives("n2", Ack(engine.raft.term(), 1, True, engine.log.last_index, engine.log.last_index))
     leader.tick(leader.now + 60)
     assert not leader.said(SnapshotOffer, "n2")
 
@@ -244,8 +248,8 @@ def test_a_leader_whose_state_is_damaged_hands_over_without_applying_what_is_lef
     engine.leading.propose(b"command", "command")
     leader.tick()
     leader.acknowledge("n2", "n3")
-    assert engine.applier.applied_index < engine.commit_index
-    assert not engine.ready
+    assert engine.applier.applied_index < engine.raft.commit_index()
+    assert not engine.leading.ready
     engine.transfer(None, "transfer", 1.0)
     leader.tick()
     assert leader.said(TimeoutNow, "n2")
@@ -299,7 +303,7 @@ def test_a_receiving_follower_that_hears_the_leader_starts_no_election():
     for _ in range(100):
         follower.now += 0.3
         follower.hear(first)
-    assert follower.engine.role is Role.FOLLOWER
+    assert follower.engine.raft.role() is Role.FOLLOWER
     assert not follower.said(PreVoteRequest)
 
 

@@ -284,11 +284,13 @@ def test_a_removal_that_is_not_committed_cuts_nobody_off():
         stage.until(lambda: removed not in engine.membership.current.members)
         assert removed in engine.wanted_peers()
         stage.engine(other)._election.deadline += 5
-        stage.until(lambda: stage.engine(removed).ready)
+        stage.until(lambda: stage.engine(removed).leading.ready)
         stage.connect_all()
         stage.until(lambda: engine.leader_id == removed and removed in engine.membership.current.members)
         # Once committed, a removal does.
         stage.remove_member(other, removed)
         now = stage.engine(removed)
-        stage.until(lambda: len(now.membership.voters) == 2 and not now.change_pending)
+        stage.until(
+            lambda: len(now.membership.voters) == 2 and not now.leading.changes.pending(now.raft.commit_index())
+        )
         stage.until(lambda: len(now.wanted_peers()) == 1)

@@ -32,7 +32,7 @@ class Administered(SimNode):
     def accepts(self, peer):
         """Whether this node would be connected with that one."""
         engine = self.engine
-        return engine is not None and (engine.hears_anyone or peer in engine.wanted_peers())
+        return engine is not None and (engine.peers.hears_anyone(engine.raft.leader()) or peer in engine.wanted_peers())
 
     def dials(self, peer):
         """Whether this node knows that one as somebody to be connected with."""
@@ -50,19 +50,21 @@ class Administered(SimNode):
     def _check_members(self):
         engine = self.engine
         membership = engine.membership
-        if engine.role is not Role.FOLLOWER and self.name not in membership.voters:
-            raise Violation("members", f"{self.name} is {engine.role.value} and does not vote")
-        if engine.role is not Role.LEADER and engine._saving is not None and engine._saving.needed_from is not None:
+        if engine.raft.role() is not Role.FOLLOWER and self.name not in membership.voters:
+            raise Violation("members", f"{self.name} is {engine.raft.role().value} and does not vote")
+        saving = engine._saving
+        if engine.raft.role() is not Role.LEADER and saving is not None and saving.needed_from is not None:
             raise Violation("saving", f"{self.name} keeps its log for followers that it does not lead")
         index, known = membership.current_index, (membership.version, membership.current_index)
-        if known != self._configured and index <= engine.commit_index and membership.current.members:
+        if known != self._configured and index <= engine.raft.commit_index() and membership.current.members:
             self._configured = known
             self.world.see.configured(self.name, index, membership.at(index))
 
     @property
     def change_pending(self):
         """A change of the members is under way here."""
-        return self.engine is not None and self.engine.change_pending
+        engine = self.engine
+        return engine is not None and engine.leading.changes.pending(engine.raft.commit_index())
 
     @property
     def changes_wait(self):
@@ -75,7 +77,7 @@ class Administered(SimNode):
 
     def _change_members(self, what, which):
         engine, world = self.engine, self.world
-        if engine.role is not Role.LEADER:
+        if engine.raft.role() is not Role.LEADER:
             return
         known = engine.membership.current
         name = world.next_joiner(which) if what == "add" else world.may_remove(known, which)
@@ -112,7 +114,7 @@ class Administered(SimNode):
         """An administrator is told that a change is done: it is in force here, and committed."""
         membership = self.engine.membership
         in_force = name in membership.voters if what == "added" else name not in membership.current.members
-        if not in_force or self.engine.commit_index < max(index, membership.current_index):
+        if not in_force or self.engine.raft.commit_index() < max(index, membership.current_index):
             raise Violation("members", f"{self.name} says that {name} is {what}, which is not committed")
 
     def _give_up(self, token, life):

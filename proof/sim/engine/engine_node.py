@@ -131,10 +131,10 @@ class EngineNode(Administered):
             raise  # the disk's fault, not the engine's: the process ends
         except (SafetyViolation, ConsensusError) as error:
             raise Violation("halt", f"{self.name}: {type(error).__name__}: {error}") from error
-        self.world.see.ticked(self.name, engine.term, engine.commit_index)
+        self.world.see.ticked(self.name, engine.raft.term(), engine.raft.commit_index())
         self._check_members()
-        if engine.role is Role.LEADER:
-            self.world.see.leads(self.name, engine.term)
+        if engine.raft.role() is Role.LEADER:
+            self.world.see.leads(self.name, engine.raft.term())
         applied = engine.applier.applied_index
         while self._waiting and self._waiting[0][0] <= applied:
             point, read = self._waiting.pop(0)
@@ -208,11 +208,11 @@ class EngineNode(Administered):
 
     @property
     def leads(self):
-        return self.engine is not None and self.engine.role is Role.LEADER
+        return self.engine is not None and self.engine.raft.role() is Role.LEADER
 
     @property
     def term(self):
-        return self.engine.term
+        return self.engine.raft.term()
 
     @property
     def applied_index(self):

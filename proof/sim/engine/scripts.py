@@ -134,7 +134,7 @@ class LeaderDiesInTopology:
     @staticmethod
     def apply(world, links, breaks):
         dead = world.node(LEADER)
-        if dead is None or not dead.engine.ready:
+        if dead is None or not dead.engine.leading.ready:
             world.scheduler.after(0.05, LeaderDiesInTopology.apply, world, links, breaks)
             return
         others = [name for name in world.plan.names if name != dead.name]
@@ -149,7 +149,7 @@ class LeaderDiesInTopology:
 
         def watch():
             leader, waited = world.node(LEADER), world.scheduler.now - began
-            if leader is not None and leader.term > term and leader.engine.ready:
+            if leader is not None and leader.term > term and leader.engine.leading.ready:
                 world.counts["elected in a topology"] += 1
                 world.counts["milliseconds until then"] = int(waited * 1000)
             elif waited > ELECTED_WITHIN_S:

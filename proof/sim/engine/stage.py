@@ -104,7 +104,7 @@ class Stage:
     def leads_now(self):
         """The node that leads the newest term and is ready, or None."""
         node = self.world.node(LEADER)
-        return node if node is not None and node.engine.ready else None
+        return node if node is not None and node.engine.leading.ready else None
 
     def others(self, *names):
         """All names but these."""
@@ -115,7 +115,7 @@ class Stage:
 
         def same():
             nodes = [node for node in self.world.nodes.values() if node.alive]
-            return len({(node.engine.log.last_index, node.engine.commit_index) for node in nodes}) == 1
+            return len({(node.engine.log.last_index, node.engine.raft.commit_index()) for node in nodes}) == 1
 
         self.until(same)
 

@@ -145,17 +145,17 @@ def two_votes_in_a_term(stage):
     stage.connect(("n1", "n3", "n4"), ("n2", "n3", "n5"))
     # n1 is about to begin the next term: one pre-vote is missing, and it hears nothing of n2's election.
     stage.stall("n4", "n1", _is(PreVoteReply))
-    term = stage.engine("n1").term
+    term = stage.engine("n1").raft.term()
     stage.times_out("n1")
     stage.until(lambda: stage.stalled("n4", "n1") and stage.engine("n1")._election._granted == {"n3"})
     stage.stall("n2", "n3", _is(Append))
     stage.elect("n2", ready=False)
     stage.restart("n3")
     stage.linked("n1", "n3")
-    assert stage.engine("n3").term == stage.engine("n2").term == term + 1
-    assert stage.engine("n1").term == term
+    assert stage.engine("n3").raft.term() == stage.engine("n2").raft.term() == term + 1
+    assert stage.engine("n1").raft.term() == term
     stage.flow("n4", "n1")
-    stage.until(lambda: stage.engine("n1").term == term + 1)
+    stage.until(lambda: stage.engine("n1").raft.term() == term + 1)
     stage.wait(0.2)
     # If both lead, each gets an entry of the same index and term acknowledged.
     one.write("k0", 1)
@@ -179,7 +179,7 @@ def read_before_the_first_commit(stage):
     stage.crash("n1")
     stage.stall("n2", "n3", _is(Append))
     stage.elect("n2", ready=False)
-    assert stage.engine("n2").commit_index < index <= stage.engine("n2").log.last_index
+    assert stage.engine("n2").raft.commit_index() < index <= stage.engine("n2").log.last_index
     reading = stage.begin_read("k0", "n2")
     # n3 confirms that n2 leads; that it has n2's entries comes later.
     stage.stall("n3", "n2", _is(Ack))
@@ -204,7 +204,7 @@ def two_majorities(stage):
     stage.until(lambda: stage.engine("n5") is not None and "n5" in stage.engine("n5").membership.voters)
     stage.stall("n2", "n4", _is(Append))
     stage.elect("n2", ready=False)
-    stage.until(lambda: stage.engine("n3").log.last_term == stage.engine("n2").term)
+    stage.until(lambda: stage.engine("n3").log.last_term == stage.engine("n2").raft.term())
     stage.remove_member("n1", "n2")
     two.write("k0", 1)
     stage.wait(0.5)
@@ -235,7 +235,7 @@ def snapshot_over_other_entries(stage):
     stage.until(lambda: stage.engine("n2").log.base.index > first)
     stage.wait(1.0)
     assert stage.engine("n1").log.last_index > stage.engine("n2").log.base.index
-    assert stage.engine("n1").log.last_term < stage.engine("n2").term
+    assert stage.engine("n1").log.last_term < stage.engine("n2").raft.term()
     before = stage.world.counts["snapshots installed"]
     stage.connect(("n1", "n2", "n3"))
     stage.until(lambda: stage.world.counts["snapshots installed"] > before)
@@ -269,7 +269,7 @@ def answer_to_a_process_that_is_gone(stage):
     stage.until(lambda: proposer.inflight_commands > before)
     stage.flow("n3", "n1")
     stage.flow("n4", "n1")
-    stage.until(lambda: stage.engine("n1").applied_index >= index)
+    stage.until(lambda: stage.engine("n1").applier.applied_index >= index)
     stage.until(lambda: stage.engine("n1").log.last_index > index)
     stage.wait(0.1)
     stage.crash("n1")

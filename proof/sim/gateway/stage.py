@@ -187,7 +187,7 @@ class GatewayStage(Stage):
         else:
             raise StuckError(f"nobody elects {name}")
         if ready:
-            self.until(lambda: node.leads and node.engine.ready)
+            self.until(lambda: node.leads and node.engine.leading.ready)
 
     # -- links ------------------------------------------------------------------------------------------
 
