@@ -36,25 +36,26 @@ class BetweenLeaders(Generic[T]):
         self._send = send
         self._fail = fail
         self._held: list[tuple[T, OncegateError]] = []
-        self._until_s: float | None = None
+        self.until_s: float | None = None
+        """Until when what comes is held; None while somebody leads."""
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, held: T, refusal: OncegateError) -> None:
         """Keep it until somebody leads; refuse it when that takes too long, at once if it has already."""
         now = self._loop.time()
-        if self._until_s is None:
-            self._until_s = now + HOLD_MS / 1000
+        if self.until_s is None:
+            self.until_s = now + HOLD_MS / 1000
             self._timer = self._loop.call_later(HOLD_MS / 1000, self._give_up)
-        if now >= self._until_s:
+        if now >= self.until_s:
             self._fail(held, refusal)
         else:
             self._held.append((held, refusal))
 
     def led(self) -> None:
         """Somebody leads: send on what was held."""
-        if self._until_s is None:
+        if self.until_s is None:
             return
-        self._until_s = None
+        self.until_s = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

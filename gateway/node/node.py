@@ -220,9 +220,13 @@ class Node:
             self.reads.sealed(batch.flow)
         for flow, number in machine.flows.take_dropped():
             self.publisher.drop_through(flow, number)
-        self.reads.applied(machine.commit)
-        self.watching.applied(machine.changes, machine.commit, machine.joined)
-        if self.row_turns.waiting:  # spares each entry a call
+        self.watching.history.record(machine.changes, machine.commit, machine.joined)
+        # Nobody waits for most entries: each of these spares them a call.
+        if self.reads.commit_waiters:
+            self.reads.applied(machine.commit)
+        if self.watching.watchers:
+            self.watching.tell(machine.changes)
+        if self.row_turns.waiting:
             self.row_turns.applied(machine.changes)
         if len(machine.tables) < tables:
             self.watching.dropped(machine.tables)

@@ -22,6 +22,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from oncegate.consensus import errors as ce
@@ -54,6 +56,8 @@ ANSWER_S: Final = 5.0
 SWEEP_S: Final = 0.1
 """At least so much lies between two looks at deadlines, and by so much one may be overrun."""
 STALL_RETRY_MS: Final = 1_000
+_COMMAND: Final = attrgetter("command")
+_SIZE: Final = attrgetter("size")
 
 
 @dataclass(slots=True)
@@ -182,7 +186,7 @@ class Proposer:
 
     def _propose(self, batch: Sequence[Waiting]) -> None:
         try:
-            commands = [in_columns(item.command) for item in batch]
+            commands = [*map(in_columns, map(_COMMAND, batch))]
             began_s = time.monotonic()
             entry = c.encode_entry(self._clock.stamp_ms(began_s), commands)
             future = self._replica.propose(entry)
@@ -203,10 +207,11 @@ class Proposer:
         self.entries += 1
         number = self.entries
         self._proposed[number] = batch
-        self._between.led()
-        future.add_done_callback(lambda done: self._applied(number, done, began_s))
+        if self._between.until_s is not None:
+            self._between.led()
+        future.add_done_callback(partial(self._applied, number, began_s))
 
-    def _applied(self, number: int, done: asyncio.Future[Any], began_s: float) -> None:
+    def _applied(self, number: int, began_s: float, done: asyncio.Future[Any]) -> None:
         batch = self._proposed.pop(number)
         self._flush_soon()
         fault = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -300,7 +305,7 @@ class Proposer:
         """End what is due, and return when to look again."""
         late = take_overdue(self._waiting, now_s)
         if late:
-            self._waiting_bytes -= sum(item.size for item in late)
+            self._waiting_bytes -= sum(map(_SIZE, late))
             self.fail(late, self._late("it waited for the entries before it, and was not proposed"))
         following = self._waiting[0].due_s if self._waiting else NEVER
         refusal = self._late("it was proposed, and no majority has stored it yet", Outcome.UNKNOWN)
@@ -346,7 +351,7 @@ class Proposer:
     def release(self, batch: Sequence[Waiting]) -> None:
         """These commands are in flight no more."""
         self.inflight_commands -= len(batch)
-        self.inflight_bytes -= sum(item.size for item in batch)
+        self.inflight_bytes -= sum(map(_SIZE, batch))
 
 
 _NOT_LED: Final = frozenset({Code.NOT_LEADER, Code.NO_LEADER, Code.NOT_READY})

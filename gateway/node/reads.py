@@ -69,7 +69,8 @@ class Reads:
         self.lead = Lead()
         self._indexes = IndexCache(INDEX_BYTES_MAX)
         self._open: dict[str, OpenLookup] = {}
-        self._commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self.commit_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        """Who waits for which commit number, a heap."""
         self._waiter_number = 0
         self._seal_waiters: dict[str, dict[asyncio.Future[None], None]] = {}
         self._turns = Turns() if turns is None else turns
@@ -114,11 +115,11 @@ class Reads:
         return None if age_s == inf else ceil(age_s * 1000)
 
     async def _wait_commit(self, commit: int, due_s: float) -> None:
-        if len(self._commit_waiters) >= COMMIT_WAITERS_MAX:
+        if len(self.commit_waiters) >= COMMIT_WAITERS_MAX:
             raise OncegateError(Code.OVERLOADED, "too many reads wait for a commit", retry_after_ms=50)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter_number += 1
-        heapq.heappush(self._commit_waiters, (commit, self._waiter_number, future))
+        heapq.heappush(self.commit_waiters, (commit, self._waiter_number, future))
         try:
             async with asyncio.timeout_at(due_s):
                 await future
@@ -127,12 +128,12 @@ class Reads:
                 Code.NOT_READY, f"commit {commit} has not been applied here", retry_after_ms=50
             ) from None
         finally:
-            while self._commit_waiters and self._commit_waiters[0][2].done():
-                heapq.heappop(self._commit_waiters)
+            while self.commit_waiters and self.commit_waiters[0][2].done():
+                heapq.heappop(self.commit_waiters)
 
     def applied(self, commit: int) -> None:
         """Wake the reads that waited for ``commit`` or less."""
-        waiters = self._commit_waiters
+        waiters = self.commit_waiters
         while waiters and waiters[0][0] <= commit:
             future = heapq.heappop(waiters)[2]
             if not future.done():

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from oncegate.gateway.machine.rows import ChangeRun, RowChange, each_change
@@ -275,18 +275,16 @@ class Watching:
         """What was made last: the next one to be told is likely to wait for the same."""
         self.watchers = 0
 
-    def applied(
-        self, changes: list[RowChange | ChangeRun], commit: int, joined: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        """Take over what an entry has changed; arguments as of :meth:`ChangeHistory.record`."""
-        self.history.record(changes, commit, joined)
+    def tell(self, changes: list[RowChange | ChangeRun]) -> None:
+        """Tell those who watch what an entry has changed; the history has recorded it."""
         tables = self._tables
-        if tables:
-            self.turns.applied()
-            for change in each_change(changes):
-                found = tables.get(change[2])
-                if found is not None:
-                    found.tell(change, self._told)
+        if not tables:
+            return
+        self.turns.applied()
+        for change in each_change(changes):
+            found = tables.get(change[2])
+            if found is not None:
+                found.tell(change, self._told)
 
     def _told(self, audience: Audience, change: RowChange) -> None:
         audience.keep(change)

@@ -104,7 +104,8 @@ class SharedState:
         for flow, number in machine.flows.take_dropped():
             self._batches.drop_through(flow, number)
         self.reads.applied(machine.commit)
-        self.watching.applied(machine.changes, machine.commit, machine.joined)
+        self.watching.history.record(machine.changes, machine.commit, machine.joined)
+        self.watching.tell(machine.changes)
         self.row_turns.applied(machine.changes)
         if len(machine.tables) < tables:
             self.watching.dropped(machine.tables)

@@ -283,7 +283,8 @@ def test_large_changes_wait_in_the_history_for_a_watcher_that_does_not_take_them
     watcher = rows.watching.open("t", "k", 0, "", exact=True)
     for commit in (1, 2, 3):
         large = change(commit, value=b"1" * (watching.PENDING_BYTES_MAX // 2))
-        rows.watching.applied([large], commit)
+        rows.watching.history.record([large], commit)
+        rows.watching.tell([large])
         assert watcher.is_behind is (commit == 3)
     assert [one[0] for one in taken(watcher)] == [1, 2, 3]
 

@@ -260,7 +260,7 @@ async def test_what_is_held_for_a_leader_that_goes_on_leading_is_sent_on_and_the
         peers.answer(2)
         assert first.result().commit == second.result().commit == 1
         assert [nonces for _, nonces in peers.frames] == [["held"], ["taken"], ["held"]]
-        assert node.proposer._between._until_s is None
+        assert node.proposer._between.until_s is None
         assert _nothing_is_left(node)
 
 
@@ -351,11 +351,11 @@ async def test_node_that_is_elected_and_not_ready_goes_on_with_the_hold_that_has
         await founded(node)
         _follows(node, None)
         (held,) = await _submit(node, "held")
-        until_s = node.proposer._between._until_s
+        until_s = node.proposer._between.until_s
         assert until_s is not None
         role = RoleChange(role=Role.LEADER, leader_id=node.settings.node, term=node.replica.status().term, ready=False)
         node._role(role)
-        assert node.proposer._between._until_s == until_s
+        assert node.proposer._between.until_s == until_s
         node._role(replace(role, ready=True))
         async with asyncio.timeout(60):
             await held

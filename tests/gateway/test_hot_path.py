@@ -338,7 +338,7 @@ async def test_reads_of_a_row_are_hot_at_each_level_and_alone_when_they_wait(
         assert (seen["hot"], seen["aiohttp"]) == (7, before), "a hot request reached aiohttp"
         other = Line(*await asyncio.open_connection("127.0.0.1", _port(started)))
         one.writer.write(http(row + "?consistency=session&min_commit=2") + operate(put(3, "a", 3)))
-        while not started.reads._commit_waiters:
+        while not started.reads.commit_waiters:
             await asyncio.sleep(0.01)
         assert started.machine.commit == 1, "a request was served before the one ahead of it was answered"
         assert (await other.call(operate(put(2, "a", 2))))[0] == 200
@@ -378,7 +378,7 @@ async def test_answers_keep_the_order_of_their_requests_whoever_serves_them(tmp_
         other = Line(*await asyncio.open_connection("127.0.0.1", _port(started)))
         # Not hot, as it stands there; it waits for a commit.
         one.writer.write(http("GET /v1/tables/rows/rows?consistency=session&min_commit=1"))
-        while not started.reads._commit_waiters:
+        while not started.reads.commit_waiters:
             await asyncio.sleep(0.01)
         one.writer.write(operate(put(2, "a", 2)))
         await asyncio.sleep(0.1)  # it arrives while aiohttp is at work on the first

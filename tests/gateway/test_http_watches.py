@@ -229,7 +229,7 @@ async def test_a_watch_from_a_commit_that_the_node_has_not_applied_begins_when_i
         client_id = await api.session()
         ahead = node.machine.commit + 2
         begun = asyncio.create_task(_begin(api, ahead))
-        while not (begun.done() or node.reads._commit_waiters):
+        while not (begun.done() or node.reads.commit_waiters):
             await asyncio.sleep(0)
         for at in (1, 2):
             assert not begun.done()

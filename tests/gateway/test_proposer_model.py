@@ -417,7 +417,7 @@ class Walk:
     def check_goes_on(self, item: Item) -> None:
         """Nobody has got it: it waits, for a leader or in its hands, unless that takes too long or is hopeless."""
         for end in item.told.ends:
-            over = self.proposer._between._until_s
+            over = self.proposer._between.until_s
             if end.code in (Code.NO_LEADER, Code.NOT_LEADER, Code.NOT_READY):
                 assert over is not None and self.loop.now_s >= over, "somebody may lead soon"  # noqa: PT018
             else:

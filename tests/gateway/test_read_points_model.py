@@ -121,7 +121,7 @@ async def test_a_read_is_answered_from_a_state_that_is_new_enough_or_refused_whe
                 for _ in range(6):
                     await asyncio.sleep(0)
             fault = task.exception()
-            assert not read.reads._commit_waiters
+            assert not read.reads.commit_waiters
             if fault is None:
                 assert read.level in LEVELS[:-1]
                 assert read.commit >= read.min_commit

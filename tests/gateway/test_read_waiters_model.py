@@ -36,7 +36,7 @@ class Walk:
     async def wait_commit(self) -> None:
         commit = self.machine.commit + self.dice.randrange(-1, 6)
         # Those that have left may hold a place until the reads before them are woken.
-        held = len(self.reads._commit_waiters)
+        held = len(self.reads.commit_waiters)
         task = asyncio.create_task(self.reads.reach(self.dice.choice(("session", "stale")), max(0, commit), 3600.0))
         await asyncio.sleep(0)
         if commit <= self.machine.commit:
@@ -106,9 +106,9 @@ class Walk:
         for _ in range(3):
             await asyncio.sleep(0)
         assert not any(task.done() for _, task in (*self.commits, *self.seals))
-        held = [commit for commit, _, future in self.reads._commit_waiters if not future.done()]
+        held = [commit for commit, _, future in self.reads.commit_waiters if not future.done()]
         assert sorted(held) == sorted(commit for commit, _ in self.commits)
-        first = self.reads._commit_waiters[:1]
+        first = self.reads.commit_waiters[:1]
         assert not any(future.done() for _, _, future in first), "who has left holds no place but behind others"
         waiting = {flow: len(turns) for flow, turns in self.reads._seal_waiters.items()}
         there = {flow: sum(of == flow for of, _ in self.seals) for flow in FLOWS}
@@ -126,4 +126,4 @@ async def test_reads_that_wait_are_woken_by_what_they_wait_for_and_by_nothing_el
     for _, task in (*walk.commits, *walk.seals):
         task.cancel()
     await asyncio.gather(*(task for _, task in (*walk.commits, *walk.seals)), return_exceptions=True)
-    assert (walk.reads._commit_waiters, walk.reads._seal_waiters) == ([], {})
+    assert (walk.reads.commit_waiters, walk.reads._seal_waiters) == ([], {})

@@ -71,7 +71,8 @@ class Told:
         done = apply(self.machine, self.index, 1, c.encode_entry(ClusterTimeMs(self.now), list(commands)))
         for node in (self.whole, self.small, self.late):
             if node is not None:
-                node.applied(self.machine.changes, self.machine.commit, self.machine.joined)
+                node.history.record(self.machine.changes, self.machine.commit, self.machine.joined)
+                node.tell(self.machine.changes)
         if self.index == self.starts:
             self.late = Watching(ChangeHistory(10_000, 2**20, self.machine.commit), MANY)
         return done

@@ -64,7 +64,8 @@ class Feed:
         ]
         self.ends += ends
         self.changes += made
-        self.watching.applied([*made], last, [(first, last)] if together and len(rows) > 1 else [])
+        self.watching.history.record([*made], last, [(first, last)] if together and len(rows) > 1 else [])
+        self.watching.tell([*made])
 
     def open(self, text: str, position: int = 0, tenant: str = "", *, exact: bool = False) -> Watcher:
         return self.watching.open("t", text, position, tenant, exact=exact)
@@ -482,7 +483,9 @@ def test_nothing_that_was_encoded_of_one_state_is_told_of_another() -> None:
     feed.watching.close(watcher)
     feed.watching.replaced(0)
     watcher = feed.open("k")
-    feed.watching.applied([(1, 1, "t", "k", None, StoredRow(1, b"2"), "")], 1)
+    change = (1, 1, "t", "k", None, StoredRow(1, b"2"), "")
+    feed.watching.history.record([change], 1)
+    feed.watching.tell([change])
     assert told(watcher.take()) == [(1, 1, "k", b"2")]
 
 

@@ -38,7 +38,8 @@ class Rows:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(put_runs, "RUN_MIN", 2)
             apply(self.machine, 1, 1, c.encode_entry(0, [put_runs.in_columns(command) for command in commands]))
-        self.watching.applied(self.machine.changes, self.machine.commit, self.machine.joined)
+        self.watching.history.record(self.machine.changes, self.machine.commit, self.machine.joined)
+        self.watching.tell(self.machine.changes)
 
     def write(self, *ops: tuple[str, str, int | None], together: bool = False) -> None:
         """Put (table, key, value), or delete with None, in one entry; ``together``: as a transaction."""
