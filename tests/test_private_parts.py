@@ -38,8 +38,8 @@ PARTS = (
         "aiohttp.web_protocol:RequestHandler",
         ("_messages", "_waiter", "_request_count", "force_close"),
     ),
-    Parts("gateway/http/hot/request.py", "aiohttp", "aiohttp.helpers", ("rfc822_formatted_time",)),
-    Parts("gateway/http/hot/request.py", "aiohttp", "aiohttp.http", ("SERVER_SOFTWARE",)),
+    Parts("gateway/http/exchange.py", "aiohttp", "aiohttp.helpers", ("rfc822_formatted_time",)),
+    Parts("gateway/http/exchange.py", "aiohttp", "aiohttp.http", ("SERVER_SOFTWARE",)),
     Parts(
         "gateway/http/admission/connections.py",
         "aiohttp",

@@ -1,5 +1,5 @@
 """Bounds on a rate: bytes a second here, operations a second of a tenant in
-:mod:`oncegate.gateway.http.admission.usage`.
+:mod:`oncegate.gateway.http.admission.desk`.
 
 Pure: time is passed in. Read next: :mod:`oncegate.consensus.snapshot.snapshot_send`,
 :mod:`oncegate.consensus.core.replication`.

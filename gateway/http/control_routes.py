@@ -26,19 +26,18 @@ from aiohttp import web
 from oncegate.flows.flow import NAME_PATTERN
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
+from oncegate.gateway.http.exchange import check_owner
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     IDENTITY,
     NODE,
     body,
-    check_owner,
     local,
-    number,
     reach,
     respond,
     tenant_of,
 )
-from oncegate.gateway.http.request_bodies import bad, check_client_id, check_key, check_name
+from oncegate.gateway.http.request_bodies import bad, check_client_id, check_key, check_name, number
 from oncegate.gateway.http.routing import LEVEL, PATH_PART, PROPOSED, READ, Handler, Parameter, Route
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code

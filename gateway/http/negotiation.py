@@ -1,31 +1,27 @@
 """An exchange over aiohttp: what a request says and who sends it, and the encoded answer or problem.
 
-Owns: how aiohttp's requests are read and answered; the answers are made in :mod:`oncegate.gateway.http.exchange`. And
-the check of a session's owner. Decides nothing.
+Owns: how aiohttp's requests are read and answered; the answers are made in :mod:`oncegate.gateway.http.exchange`.
+Decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from aiohttp import hdrs, web
-from aiohttp.helpers import ETAG_ANY, LIST_QUOTED_ETAG_RE
+from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import exchange, request_bodies
 from oncegate.gateway.http.admission.bodies import BodyBudget
+from oncegate.gateway.http.admission.desk import Usage
 from oncegate.gateway.http.admission.parsing import ParsingThread
-from oncegate.gateway.http.admission.usage import Usage
-from oncegate.gateway.http.exchange import Exchange, MakeOrdering, Reply
+from oncegate.gateway.http.exchange import Exchange, Headers, MakeOrdering, Reply
 from oncegate.gateway.http.identity import Identity
-from oncegate.gateway.http.request_headers import Headers
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.reads import Reads
 from oncegate.rifl.errors import Code, OncegateError
 
 T = TypeVar("T")
@@ -85,7 +81,9 @@ async def ordered(request: web.Request, make: MakeOrdering) -> web.Response:
     encoded: bytes | None = None
     if ordering.many_values and exchange.is_long(answer, packed=begun.packed):
         encoded = await _encoded(request, answer, packed=begun.packed)
-    return response_of(ordering.reply(answer, encoded))
+    reply = ordering.reply(answer, encoded)
+    assert isinstance(reply, Reply), "an exchange without a writer asks for no bytes"
+    return response_of(reply)
 
 
 async def _encoded(request: web.Request, answer: Answer, *, packed: bool) -> bytes:
@@ -187,29 +185,9 @@ async def reach(request: web.Request) -> None:
     Raises:
         OncegateError: as :meth:`oncegate.gateway.node.reads.Reads.reach`.
     """
-    age_ms = await reached(request.app[NODE].reads, request.query)
+    age_ms = await exchange.reached(request.app[NODE].reads, request.query)
     if age_ms is not None:
         request[AGE_MS] = age_ms
-
-
-async def reached(reads: Reads, query: Mapping[str, str]) -> int | None:
-    """Wait as :func:`reach`; return how old the state may be that a ``stale`` read finds, None for another read."""
-    consistency = query.get("consistency", "linearizable")
-    await reads.reach(consistency, number(query.get("min_commit", "0"), "min_commit", least=0))
-    return reads.age_ms() if consistency == "stale" else None
-
-
-def is_current(headers: Headers, etag: str) -> bool:
-    """Tell whether ``If-None-Match`` names this ETag, so that the answer is 304 (RFC 9110 §13.1.2)."""
-    held = headers(hdrs.IF_NONE_MATCH)
-    if not held or held[0] == ETAG_ANY:
-        return bool(held)
-    for named in LIST_QUOTED_ETAG_RE.finditer(held[0]):
-        if named[4]:  # from here on it is no list of ETags
-            return False
-        if named[3] in (etag, ETAG_ANY):
-            return True
-    return False
 
 
 def problem(request: web.Request, refusal: OncegateError, **members: Any) -> web.Response:
@@ -249,23 +227,3 @@ class _Given:
 def tenant_of(request: web.BaseRequest) -> str:
     """Return the tenant of the request's sender."""
     return request[IDENTITY].tenant
-
-
-def check_owner(tenant: str, machine: Machine, client_id: int) -> None:
-    """Refuse a session of another tenant, as far as this node knows it (SEMANTICS, case 3).
-
-    This saves a log entry and guards reads of the local state. A node that is behind may not know the session yet; for
-    everything that goes through the log, the apply rule decides.
-
-    Raises:
-        OncegateError: FORBIDDEN; it says no more about the session than that it belongs to another tenant.
-    """
-    session = machine.sessions.get(client_id)
-    if session is not None and session.tenant != tenant:
-        raise OncegateError(Code.FORBIDDEN, "the session belongs to another tenant")
-
-
-def number(text: str, what: str, *, least: int = 1) -> int:
-    """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
-    value = request_bodies.digits(text, what)
-    return value if value == least == 0 else request_bodies.check_number(value, what)

@@ -18,9 +18,9 @@ from aiohttp.typedefs import Middleware
 from oncegate.gateway import wire
 from oncegate.gateway.http.admission.desk import Desk
 from oncegate.gateway.http.admission.gate import TOKENS
+from oncegate.gateway.http.exchange import traceparent
 from oncegate.gateway.http.identity import ANONYMOUS, Identity
 from oncegate.gateway.http.negotiation import IDENTITY, headers_of
-from oncegate.gateway.http.request_headers import traceparent
 from oncegate.gateway.http.routing import Handler, Route
 from oncegate.gateway.observability import audit, logs
 from oncegate.gateway.observability.access import AccessLog

@@ -266,6 +266,12 @@ def check_number(number: int, what: str) -> int:
     return number
 
 
+def number(text: str, what: str, *, least: int = 1) -> int:
+    """Read a decimal number in ``least``..2^53-1; raises BAD_REQUEST."""
+    value = digits(text, what)
+    return value if value == least == 0 else check_number(value, what)
+
+
 def check_first_incomplete(number: int) -> SequenceNumber:
     """Return a first incomplete; one beyond every possible sequence number is a BAD_ACK (case 8)."""
     if number > ID_MAX:

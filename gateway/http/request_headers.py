@@ -1,19 +1,20 @@
 """Headers of plain HTTP requests: the request's identity, and the condition under which it may change a row.
 
 Owns: the headers ``Oncegate-Request`` with its companions, ``Idempotency-Key``
-(:mod:`oncegate.gateway.idempotency_key`), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13), ``traceparent``. Pure; its
-results go into commands.
+(:mod:`oncegate.gateway.idempotency_key`), ``If-Match`` and ``If-None-Match`` (RFC 9110 §13). Pure; its results go into
+commands.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
 from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies
+from oncegate.gateway.http.exchange import Headers
 from oncegate.gateway.idempotency_key import read_key
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.ids import ID_MAX, ClusterTimeMs, SequenceNumber, parse_request_id
@@ -22,22 +23,10 @@ from oncegate.rifl.key_table import NO_TIME
 _NAMED = re.compile(r"oncegate-([0-9]{1,15})-", re.ASCII)
 _STRONG = re.compile(r'"([0-9]{1,16})"', re.ASCII)
 
-_TRACE = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
-
 _MORE: Final = frozenset(
     name.lower() for name in (wire.H_REQUEST, "If-Match", "If-None-Match", wire.H_TTL_MS, wire.H_TRACEPARENT)
 )
 """What a change under a key may say besides."""
-
-
-class Headers(Protocol):
-    """The headers of a request."""
-
-    def __call__(self, name: str, /) -> list[str]:
-        """Return all values of a header, none if it is not there."""
-
-    def have_none(self, names: frozenset[str], /) -> bool:
-        """Tell whether none of these is there; they are written in small letters."""
 
 
 class RequestPlace(NamedTuple):
@@ -110,17 +99,6 @@ def key_alone(headers: Headers) -> Key | None:
         return None
     key = _single(headers, wire.H_IDEMPOTENCY_KEY)
     return None if key is None else _key(key)
-
-
-def traceparent(headers: Headers) -> str:
-    """Return the trace context of a request in version 00's form (W3C Trace Context §3.2), empty if there is none.
-
-    A malformed or repeated trace context is dropped, as that specification asks; the request is not refused.
-    """
-    values = headers(wire.H_TRACEPARENT)
-    if len(values) != 1 or not _TRACE.fullmatch(values[0]):
-        return ""
-    return values[0]
 
 
 def conditional(op: c.Op, headers: Headers) -> c.Op:

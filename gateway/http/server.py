@@ -32,7 +32,6 @@ from oncegate.gateway.http.admission.hosts import ANY, AllowedHosts
 from oncegate.gateway.http.admission.parsing import ParsingThread
 from oncegate.gateway.http.auth import Tokens, tokens_of
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
-from oncegate.gateway.http.hot.applied import AppliedAnswers
 from oncegate.gateway.http.hot.connection import Connection
 from oncegate.gateway.http.hot.request import Aside
 from oncegate.gateway.http.hot.routes import HotRoutes
@@ -237,7 +236,7 @@ def _shared(runner: web.AppRunner, guard: connections.Guard, routes: HotRoutes |
     server, app = runner.server, runner.app
     if server is None:
         raise RuntimeError("the runner is not set up")
-    aside = Aside(app[BODIES], app[PARSING], app[REQUESTS], AppliedAnswers(app[NODE]), app.get(ACCESS), app.get(SPANS))
+    aside = Aside(app[BODIES], app[PARSING], app[REQUESTS], app.get(ACCESS), app.get(SPANS))
     return Shared(guard, aside, partial(AiohttpSide, server, asyncio.get_running_loop()), connections.refuse, routes)
 
 

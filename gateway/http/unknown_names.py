@@ -31,8 +31,6 @@ def check_target(target: str) -> None:
     Raises:
         OncegateError: BAD_REQUEST.
     """
-    if "%" not in target and target.isascii():
-        return
     try:
         unquote_to_bytes(target).decode()
     except UnicodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,9 @@ from hypothesis import strategies as st
 from oncegate.gateway import wire
 from oncegate.gateway.answer_values import JsonText, Packed
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http.admission.gate import complete
-from oncegate.gateway.http.admission.usage import Usage
-from oncegate.gateway.http.exchange import Exchange, Ordering
-from oncegate.gateway.http.hot import applied, request
-from oncegate.gateway.http.hot.applied import AppliedAnswers
+from oncegate.gateway.http import exchange as exchanges
+from oncegate.gateway.http.admission.desk import Usage
+from oncegate.gateway.http.exchange import Exchange, Ordering, Reply, UsualAnswers, complete, encode
 from oncegate.gateway.http.identity import ANONYMOUS
 from oncegate.gateway.http.routes.operations import Operate, PutRange
 from oncegate.gateway.http.routes.rows import Delete, Extend, Increase, Put
@@ -69,21 +68,24 @@ def _ordering(kind: type, exchange: Exchange) -> Ordering:
 def test_answer_written_in_one_step_is_the_one_of_many_steps(
     node: Any, many: list[tuple[type, Answer, bool, str]]
 ) -> None:
-    written = AppliedAnswers(node).written
+    usual = UsualAnswers(node)
     for kind, answer, packed, date in many:
         usage = Usage(None)
         exchange = Exchange(node, ANONYMOUS, usage, lambda name: [], UNNAMED, packed, set())  # type: ignore[arg-type]
-        ordering = _ordering(kind, exchange)
+        ordering, at_once = _ordering(kind, exchange), _ordering(kind, replace(exchange, usual=usual))
+        result = answer.body.results[0]
+        if result.status != "applied":
+            result.code = "CONDITION_FAILED" if result.status == "refused" else "NOT_FOUND"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(applied, "rfc822_formatted_time", lambda date=date: date)
-            patch.setattr(request, "rfc822_formatted_time", lambda date=date: date)
-            at_once = ordering.applied(answer, written)
-            if at_once is None:
-                assert answer.body.results[0].status != "applied" or answer.body.results[0].version is msgspec.UNSET
+            patch.setattr(exchanges, "rfc822_formatted_time", lambda date=date: date)
+            told, reply = at_once.reply(answer, None), ordering.reply(answer, None)
+            if isinstance(told, Reply):
+                assert result.status != "applied"
+                assert told == reply
                 continue
-            reply = ordering.reply(answer, None)
+            assert isinstance(reply, Reply)
             complete(reply.headers, usage, node)
-            assert at_once == request.written(reply)
+            assert told == exchanges.written(reply)
 
 
 @given(nodes, st.sampled_from([Operate, Put, Delete, Increase, Extend]), answers)
@@ -91,26 +93,28 @@ def test_every_end_of_a_write_is_told_with_the_commit_of_its_entry(node: Any, ki
     """Later entries have been applied by then: the machine's commit number is another."""
     exchange = Exchange(node, ANONYMOUS, Usage(None), lambda name: [], UNNAMED, False, set())  # type: ignore[arg-type]
     answer.body.results[0].code = "CONDITION_FAILED" if answer.body.results[0].status == "refused" else "NOT_FOUND"
-    told = _ordering(kind, exchange).reply(answer, None).headers[wire.H_COMMIT]
-    assert told == str(answer.commit)
+    told = _ordering(kind, exchange).reply(answer, None)
+    assert isinstance(told, Reply)
+    assert told.headers[wire.H_COMMIT] == str(answer.commit)
 
 
 def test_usual_answers_are_written_in_one_step() -> None:
     node: Any = SimpleNamespace(leader_http="http://h:1", machine=SimpleNamespace(time_ms=7))
     exchange = Exchange(node, ANONYMOUS, Usage(None), lambda name: [], UNNAMED, False, set())  # type: ignore[arg-type]
+    exchange.usual = UsualAnswers(node)
     done = Answer(wire.OperationsResponse([wire.OperationResult(1, "applied", 5, 5, replayed=False)], 60), 5, False, 60)
     for kind in (Operate, PutRange, Put, Delete, Increase, Extend):
-        told = _ordering(kind, exchange).applied(done, AppliedAnswers(node).written)
-        assert told is not None
+        told = _ordering(kind, exchange).reply(done, None)
+        assert isinstance(told, bytes)
         assert told.startswith(b"HTTP/1.1 200 OK\r\nOncegate-Commit: 5\r\nOncegate-Time-Ms: 7\r\n")
 
 
 def test_leader_is_told_as_it_is_known_when_the_answer_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applied, "rfc822_formatted_time", lambda: DATES[0])
+    monkeypatch.setattr(exchanges, "rfc822_formatted_time", lambda: DATES[0])
     node: Any = SimpleNamespace(leader_http=None, machine=SimpleNamespace(time_ms=7))
-    written, done = AppliedAnswers(node).written, Answer(wire.OperationsResponse([], 60), 5, False, 60)
+    written, done = UsualAnswers(node).written, Answer(wire.OperationsResponse([], 60), 5, False, 60)
     for leader in ("http://h:1", "http://h:2", None, "http://h:1"):
         node.leader_http = leader
-        head = written(done, packed=False).split(b"\r\n\r\n")[0].decode().split("\r\n")
+        head = written(done, encode(done, packed=False), packed=False).split(b"\r\n\r\n")[0].decode().split("\r\n")
         told = [line for line in head if line.startswith(wire.H_LEADER)]
         assert told == ([] if leader is None else [f"{wire.H_LEADER}: {leader}"])

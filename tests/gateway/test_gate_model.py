@@ -18,6 +18,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from oncegate.consensus.errors import StorageError
 from oncegate.gateway import wire
+from oncegate.gateway.http import exchange
 from oncegate.gateway.http.admission import gate as module
 from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import BODIES, BODY_BYTES_MAX, HELD_BYTES, IDENTITY, NODE, USAGE
@@ -192,12 +193,12 @@ async def test_what_has_no_route_is_a_problem_and_counts_nowhere(who: str, monke
 def test_a_bug_is_logged_and_told_as_one_of_unknown_outcome(caplog: pytest.LogCaptureFixture) -> None:
     for fault in (ValueError("a secret"), KeyError()):
         caplog.clear()
-        told = module.refusal_of(fault)
+        told = exchange.refusal_of(fault)
         assert (told.code, told.outcome) == (Code.INTERNAL, Outcome.UNKNOWN)
         assert "secret" not in told.detail
         assert len(caplog.records) == 1
     own = OncegateError(Code.QUOTA)
-    assert module.refusal_of(own) is own
+    assert exchange.refusal_of(own) is own
 
 
 class Known(NamedTuple):

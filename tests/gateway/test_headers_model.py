@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from multidict import CIMultiDict
 
-from oncegate.gateway.http import negotiation, request_bodies, request_headers
+from oncegate.gateway.http import exchange, negotiation, request_bodies, request_headers
 from oncegate.gateway.http.admission import bodies as budget
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.usage import Usage
+from oncegate.gateway.http.admission.desk import Usage
 from oncegate.gateway.http.identity import Identity
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import Code, OncegateError
@@ -72,11 +72,11 @@ def test_tag_is_current_if_it_is_in_the_list_before_the_first_place_that_is_no_l
             items = [one for one, _ in good]
         held = headers({"If-None-Match": [between.join(items)] if items else []})
         expected = "3" in [tag for _, tag in good]
-        assert negotiation.is_current(held, "3") == expected, items
+        assert exchange.is_current(held, "3") == expected, items
         ways[expected] += 1
     assert min(ways) > 500
-    assert negotiation.is_current(headers({"If-None-Match": ["*"]}), "3")
-    assert not negotiation.is_current(headers({}), "3")
+    assert exchange.is_current(headers({"If-None-Match": ["*"]}), "3")
+    assert not exchange.is_current(headers({}), "3")
 
 
 class Request(dict[Any, Any]):

@@ -20,10 +20,11 @@ import pytest
 import trustme
 from hypothesis import strategies as st
 
+from oncegate.gateway.http import exchange
 from oncegate.gateway.http.admission.connections import Guard
-from oncegate.gateway.http.hot import connection, known_head, request, shared
+from oncegate.gateway.http.exchange import UsualAnswers
+from oncegate.gateway.http.hot import connection, framing, shared
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
-from oncegate.gateway.http.hot.applied import AppliedAnswers
 from oncegate.gateway.http.hot.request import Aside, HotRequest
 from oncegate.gateway.http.request_bodies import CONTROL_BYTES_MAX
 from oncegate.gateway.http.server import running
@@ -534,10 +535,10 @@ async def test_connection_whose_requests_are_hot_has_asked_and_is_idle_between_t
 
 async def test_head_that_is_remembered_has_a_bound(tmp_path: Path, made: list[connection.Connection]) -> None:
     async with line(one_node(tmp_path)) as (_, started):
-        for more, remembered in ((0, True), (known_head.KNOWN_BYTES_MAX, False)):
+        for more, remembered in ((0, True), (framing.KNOWN_BYTES_MAX, False)):
             lines = ("Content-Type: application/json", "X-Any: " + "x" * more)
             other = Line(*await asyncio.open_connection("127.0.0.1", _port(started)))
-            for sequence in range(1, 2 + known_head.MISSES_MIN):
+            for sequence in range(1, 2 + framing.MISSES_MIN):
                 assert (await other.call(operate(put(sequence, "a", sequence), lines=lines)))[0] == 200
             assert (made[-1]._known is not None) == remembered
             other.writer.transport.abort()
@@ -736,7 +737,7 @@ async def test_request_under_way_is_answered_when_the_node_stops(
         # Behind the answers of two.
         ([(RequestTimes, "observe")], 2, [200, 200, 200, 200]),
         # The answers of two, and the refusal of the first of them.
-        ([(AppliedAnswers, "written"), (request, "written")], 3, [200, 200, 500, 500]),
+        ([(UsualAnswers, "written"), (exchange, "written")], 3, [200, 200, 500, 500]),
     ],
 )
 async def test_fault_at_the_end_of_a_request_ends_it_once_and_leaves_nobody_else_waiting(

@@ -21,7 +21,7 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import exchange as exchanges
 from oncegate.gateway.http.admission import bodies as admission
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.usage import OperationRate, Usage
+from oncegate.gateway.http.admission.desk import OperationRate, Usage
 from oncegate.gateway.http.exchange import Exchange, Reply
 from oncegate.gateway.http.hot import request as hot
 from oncegate.gateway.http.hot.request import HotRequest
@@ -74,6 +74,8 @@ class Walk:
         self.exchange = Exchange(
             node, Identity("n", "t", frozenset(Scope)), self.usage, fields, wire.JSON, False, set(), age_ms=self.age_ms
         )
+        if seed % 2:
+            self.exchange.usual = cast("Any", SimpleNamespace(written=self.written))
         read_at = self.exchange.commit = 33 if self.size % 2 else None
         self.refused_at = 41 if read_at is None else read_at
         """The commit number of the state that a refusal reflects: that of now, unless a read has noted another one."""
@@ -81,7 +83,6 @@ class Walk:
             bodies=self.bodies,
             run=self.run,
             times=SimpleNamespace(observe=lambda route, status, seconds: self.observed.append((route, status))),
-            applied=SimpleNamespace(written=self.written),
             access=SimpleNamespace(add=lambda *what, **who: self.noted.append((*what[:2], *who.values()))),
             spans=SimpleNamespace(request=lambda *what: self.traced.append((*what[:3], what[4]))),
         )
@@ -133,21 +134,15 @@ class Walk:
         assert not waiter.done()
         self.waiter = waiter
 
-    def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
+    def reply(self, answer: Answer, encoded: bytes | None) -> Reply | bytes:
         self.check_held()
         assert (encoded is not None) == (self.many_values and self.is_long)
         self.maybe_fails()
         return self.exchange.reply(answer, encoded=encoded)
 
-    def applied(self, answer: Answer, write: Any) -> bytes | None:
+    def written(self, answer: Answer, body: bytes, **_: Any) -> bytes:
         assert self.usage.bucket is None, "it says nothing of the rate"
         assert self.age_ms is None, "nor of the age"
-        assert write == self.written
-        self.check_held()
-        self.maybe_fails()
-        return self.written(answer) if self.dice.random() < 0.5 else None
-
-    def written(self, answer: Answer, **_: Any) -> bytes:
         return WRITTEN
 
     def tell(self, answer: bytes) -> None:

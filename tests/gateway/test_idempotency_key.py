@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.http import request_headers as plain
+from oncegate.gateway.http.exchange import traceparent
 from oncegate.gateway.http.hot.routes import Fields
 from oncegate.gateway.idempotency_key import KEY_LENGTH_MAX, read_any_key, read_key
 from oncegate.gateway.machine import commands as c
@@ -58,7 +59,7 @@ PUT = c.Op(1, 1, "t", "k", c.fingerprint_put("t", "k", b"1"), b"1")  # type: ign
 
 def _in_full(headers: plain.Headers) -> object:
     who = plain.identity(headers)
-    return who, plain.lasting(plain.conditional(PUT, headers), headers), plain.traceparent(headers)
+    return who, plain.lasting(plain.conditional(PUT, headers), headers), traceparent(headers)
 
 
 def _or_refusal(read: Callable[[plain.Headers], object], headers: plain.Headers) -> object:

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts, Guard, Patience, refuse
+from oncegate.gateway.http.admission.desk import OperationRate
 from oncegate.gateway.http.admission.parsing import ParsingThread
-from oncegate.gateway.http.admission.usage import OperationRate
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
-from oncegate.gateway.http.hot.applied import AppliedAnswers
 from oncegate.gateway.http.hot.connection import Connection
 from oncegate.gateway.http.hot.request import Aside
 from oncegate.gateway.http.hot.shared import Shared
@@ -287,8 +286,7 @@ async def test_connections_that_come_in_one_turn_displace_each_other_and_not_a_c
 
     server = web.Server(answer)
     guard = Guard(Patience(3, 10_000, 75_000, 30_000, 2**20), ConnectionCounts())
-    written = AppliedAnswers(None)  # type: ignore[arg-type]  # nothing is answered
-    aside = Aside(BodyBudget(1000, 1500, 60_000), ParsingThread(), RequestTimes({}), written)
+    aside = Aside(BodyBudget(1000, 1500, 60_000), ParsingThread(), RequestTimes({}))
     other_side = partial(AiohttpSide, server, asyncio.get_running_loop())
     shared = Shared(guard, aside, other_side, refuse, None)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from oncegate.gateway.http.hot.known_head import MISSES_MIN
+from oncegate.gateway.http.hot.framing import MISSES_MIN
 from tests.gateway.http_contract import one_node, operations, put, serving
 from tests.gateway.test_auth import ADMIN, as_, entry, written
 

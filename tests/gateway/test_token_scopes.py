@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from oncegate.gateway.http.admission import desk as desks
+from oncegate.gateway.http.admission.desk import CHECKED_BY_ITS_HANDLER, OF_THE_TENANT
 from oncegate.gateway.http.admission.hosts import AllowedHosts
-from oncegate.gateway.http.admission.tables import CHECKED_BY_ITS_HANDLER, OF_THE_TENANT
 from oncegate.gateway.http.auth import Tokens, new_token, tokens_of
 from oncegate.gateway.http.identity import Identity, Scope, allowed
 from oncegate.gateway.http.routes import flows, watch

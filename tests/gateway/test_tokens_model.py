@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from oncegate.gateway.http.admission.desk import CHECKED_BY_ITS_HANDLER, OF_THE_TENANT, check_route, check_tables
 from oncegate.gateway.http.admission.gate import TOKENS, is_still_known
-from oncegate.gateway.http.admission.tables import CHECKED_BY_ITS_HANDLER, OF_THE_TENANT, check_route, check_tables
 from oncegate.gateway.http.auth import TOKEN_BYTES_MAX, Tokens
 from oncegate.gateway.http.identity import Identity, Scope, allowed
 from oncegate.gateway.http.server import ROUTES

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.usage import Usage
+from oncegate.gateway.http.admission.desk import Usage
 from oncegate.gateway.node.node import Node
 from oncegate.rifl.errors import Code, OncegateError
 from tests.conftest import Api

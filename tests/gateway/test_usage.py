@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncegate.gateway.http.admission.usage import OperationRate, Usage
+from oncegate.gateway.http.admission.desk import OperationRate, Usage
 from oncegate.rifl.errors import Code, OncegateError
 
 TICK = Fraction(1, 64)

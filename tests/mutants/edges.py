@@ -55,7 +55,7 @@ BUGS: Final = (
     EdgeBug(
         "admission/charged-the-bucket-at-most",
         "a request costs no more than the bucket holds, however many operations it has",
-        "gateway/http/admission/usage.py",
+        "gateway/http/admission/desk.py",
         "self.bucket.take(operations - 1)",
         "self.bucket.take(min(operations, self.bucket.burst) - 1)",
         _RATE,

@@ -3,7 +3,7 @@
 Owns: the bodies that are not whole yet, their number and their bytes. If either is too much, one of the tenant that has
 most of it is refused, the one that has been arriving for the longest time, so that senders that stall keep out neither
 other tenants nor those of their own that do not stall. Such a request takes none of its tenant's places
-(:class:`oncegate.gateway.http.admission.usage.Usage`): it has begun nothing yet. And the bytes of large bodies that are
+(:class:`oncegate.gateway.http.admission.desk.Usage`): it has begun nothing yet. And the bytes of large bodies that are
 whole, until they are answered: each tenant has its share of them
 (:func:`oncegate.gateway.machine.tenant_share.share`).
 """

@@ -1,23 +1,26 @@
 """The desk: decides whether a request is admitted, and counts it.
 
 Owns: the order of the checks (host and origin, target, route, identity, scope, query, media type, the tenant's requests
-under way, its rate) and the senders' usage. Pure but for the clock. It sees a request as :class:`Asked`, so that what
+under way, its rate), what each sender uses, and which routes a token reaches that is limited to some tables
+(``write:orders.``). Pure but for the clock. It sees a request as :class:`Asked`, so that what
 comes through aiohttp (:mod:`oncegate.gateway.http.admission.gate`) and what comes on the hot path
 (:mod:`oncegate.gateway.http.hot.connection`) pass the same rules.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Final, NamedTuple
 
+from oncegate.consensus.snapshot.throttle import TokenBucket
 from oncegate.gateway import wire
 from oncegate.gateway.http.admission.hosts import AllowedHosts, is_own_origin
-from oncegate.gateway.http.admission.tables import check_route
-from oncegate.gateway.http.admission.usage import OperationRate, Usage
 from oncegate.gateway.http.auth import Tokens
-from oncegate.gateway.http.identity import ANONYMOUS, Identity
+from oncegate.gateway.http.identity import ANONYMOUS, Identity, Scope
 from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Route
 from oncegate.gateway.http.unknown_names import check_query, check_target
 from oncegate.rifl.errors import Code, OncegateError
@@ -28,6 +31,99 @@ TENANTS_MAX: Final = 10_000
 """Tenants whose requests are counted at a time; an idle one makes room."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110 §9.2.1)."""
+IN_THE_PATH: Final = ("table", "flow")
+"""Which parts of a path name what a token may be limited to; a flow is reached by its own name."""
+CHECKED_BY_ITS_HANDLER: Final = frozenset(
+    {"/v1/operations", "/v1/transactions", "/v1/rows", "/v1/explain", "/v1/flows", "/v1/tables"}
+)
+"""Names tables in its body or query, or lists them."""
+OF_THE_TENANT: Final = ("/v1/sessions", "/v1/requests/", "/v1/cluster", "/v1/token")
+"""The tenant's own sessions and results, whatever table they are of; who is in the cluster; the token itself."""
+
+
+class OperationRate(TokenBucket):
+    """The rate of a tenant: ``per_s`` operations a second, ``burst`` at once. One caller at a time.
+
+    A request is admitted while any tokens are left, and its operations are subtracted afterwards, below zero if
+    necessary: the cost of a body is known only once it is decoded, and a range may hold more operations than the whole
+    bucket. The next request waits until the debt is paid. So the rate holds over time, and at most one request is ahead
+    of it.
+    """
+
+    __slots__ = ()
+
+    def wait_ms(self, now_s: float) -> int:
+        """Return 0 if a request may go now, else the milliseconds until one may."""
+        return math.ceil((self.open_at(now_s) - now_s) * 1000)
+
+    def is_full(self, now_s: float) -> bool:
+        """Whether nothing would change if it were made anew."""
+        self.wait_ms(now_s)
+        return self.level >= self.burst
+
+    @property
+    def remaining(self) -> int:
+        """Operations that may still go at once, never negative."""
+        return max(0, int(self.level))
+
+    @property
+    def policy(self) -> str:
+        """The value of ``RateLimit-Policy``: quota and window (IETF httpapi ratelimit-headers)."""
+        return f'"operations";q={self.burst};w={max(1, math.ceil(self.burst / self.per_s))}'
+
+    @property
+    def state(self) -> str:
+        """The value of ``RateLimit``: remaining operations, seconds until the bucket is full."""
+        reset_s = max(0, math.ceil((self.burst - self.level) / self.per_s))
+        return f'"operations";r={self.remaining};t={reset_s}'
+
+
+REQUESTS_NO_BOUND: Final = sys.maxsize
+
+
+class Usage:
+    """The requests that one sender has under way, at most ``requests_max``, and its rate.
+
+    A request takes a place when it is admitted, and gives it back while its body is on its way: what a client sends one
+    byte a second keeps out none of its tenant's requests that are there.
+    """
+
+    __slots__ = ("bucket", "requests", "requests_max")
+
+    def __init__(self, bucket: OperationRate | None, requests_max: int = REQUESTS_NO_BOUND) -> None:
+        self.requests = 0
+        self.requests_max = requests_max
+        self.bucket = bucket
+
+    def no_place(self) -> OncegateError:
+        """Return the refusal of a request for which no place is left."""
+        detail = f"{self.requests_max} requests of this tenant are under way"
+        return OncegateError(Code.OVERLOADED, detail, retry_after_ms=100)
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Give the place of a counted request back while its body arrives; raises OVERLOADED if none is left then."""
+        self.requests -= 1
+        try:
+            yield
+        finally:
+            self.requests += 1  # its end takes it off again, also if it is refused now
+        if self.requests > self.requests_max:
+            raise self.no_place()
+
+    def charge(self, operations: int) -> None:
+        """Count a decoded request's operations against the rate; call it before they are proposed.
+
+        Never refuses: the request was admitted, and the sender's next request waits until the debt is paid.
+        """
+        if self.bucket is not None:
+            self.bucket.take(operations - 1)
+
+    def describe(self, headers: MutableMapping[str, str]) -> None:
+        """Tell the sender its rate in the headers of an answer, if it has one."""
+        if self.bucket is not None:
+            headers["RateLimit-Policy"] = self.bucket.policy
+            headers["RateLimit"] = self.bucket.state
 
 
 class Asked(NamedTuple):
@@ -102,7 +198,8 @@ class Desk:
         Raises:
             OncegateError: BAD_REQUEST, UNAUTHENTICATED or FORBIDDEN.
         """
-        check_target(asked.target)
+        if "%" in asked.target or not asked.target.isascii():
+            check_target(asked.target)
         route = asked.route
         if route is None:
             return None
@@ -174,7 +271,10 @@ class Desk:
         return self._tenants.get(identity.tenant)
 
     def _usage(self, identity: Identity) -> Usage:
-        usage, per_s = self.usage_of(identity), self._rate_of(identity)
+        usage, per_s = self.usage_of(identity), identity.operations_per_s
+        if per_s is None:
+            granted = None if self._known is None else self._known.rate_of(identity.tenant)
+            per_s = self._operations_per_s if granted is None else granted
         if usage is None:
             # One for each tenant and token: requests of strangers add none. Signed tokens may name any number.
             if len(self._tenants) >= TENANTS_MAX:
@@ -188,12 +288,6 @@ class Desk:
             usage.bucket = self._bucket(per_s)  # the tokens were reloaded
         return usage
 
-    def _rate_of(self, identity: Identity) -> int:
-        if identity.operations_per_s is not None:
-            return identity.operations_per_s
-        granted = None if self._known is None else self._known.rate_of(identity.tenant)
-        return self._operations_per_s if granted is None else granted
-
     def _forget_an_idle_tenant(self) -> None:
         now_s = self._clock()
         for tenant, usage in self._tenants.items():
@@ -204,6 +298,36 @@ class Desk:
 
     def _bucket(self, per_s: int) -> OperationRate | None:
         return OperationRate(per_s, per_s) if per_s else None
+
+
+def check_route(identity: Identity, route: Route, scope: Scope, names: Mapping[str, str]) -> None:
+    """Refuse a request that is about another table than the token's; ``names``: the parts of its path.
+
+    A route that names none is refused to such a token unless it stands in one of the lists above: so a new route is
+    closed to it until somebody has thought about it.
+
+    Raises:
+        OncegateError: FORBIDDEN.
+    """
+    if scope not in identity.within or route.path in CHECKED_BY_ITS_HANDLER:
+        return
+    given = [names[part] for part in IN_THE_PATH if part in names]
+    if given:
+        _check(identity, scope, given)
+    elif scope is Scope.ADMIN or not route.path.startswith(OF_THE_TENANT):
+        raise OncegateError(Code.FORBIDDEN, f"the token has the scope {scope} for some tables only")
+
+
+def check_tables(identity: Identity, scope: Scope, names: Iterable[str]) -> None:
+    """Refuse a request that names another table than its sender's token is for; raises FORBIDDEN."""
+    if scope in identity.within:
+        _check(identity, scope, names)
+
+
+def _check(identity: Identity, scope: Scope, names: Iterable[str]) -> None:
+    beyond = next((name for name in names if not identity.may(scope, name)), None)
+    if beyond is not None:
+        raise OncegateError(Code.FORBIDDEN, f"the token has the scope {scope} not for {beyond}")
 
 
 def _check_media(asked: Asked, route: Route) -> None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from oncegate.consensus.errors import StorageError
-from oncegate.gateway import wire
 from oncegate.gateway.http.admission.desk import Asked, Desk
-from oncegate.gateway.http.admission.usage import Usage
 from oncegate.gateway.http.auth import Tokens
+from oncegate.gateway.http.exchange import complete, refusal_of
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     BODIES,
@@ -31,9 +29,6 @@ from oncegate.gateway.http.negotiation import (
     problem,
 )
 from oncegate.gateway.http.routing import Handler, Route
-from oncegate.gateway.node.node import Node
-from oncegate.gateway.node.refusals import translated
-from oncegate.gateway.observability import logs
 from oncegate.rifl.errors import Code, OncegateError
 
 _STATUS_CODES: Final = {
@@ -130,27 +125,6 @@ def _asked(request: web.Request, route: Route | None) -> Asked:
     return Asked(
         request.method, request.raw_path, route, request.match_info, query, headers.get, kind, request.can_read_body
     )
-
-
-def refusal_of(fault: Exception) -> OncegateError:
-    """Return what the caller of a handler is told of its failure; a bug is logged."""
-    match fault:
-        case OncegateError():
-            return fault
-        case StorageError():
-            # The node fences itself; what was under way may have been applied by others.
-            return translated(fault)
-        case _:
-            log.error("a handler failed", exc_info=fault)
-            request = logs.REQUEST.get()
-            return OncegateError(Code.INTERNAL, f"see the node's log{request and f', request {request}'}")
-
-
-def complete(headers: MutableMapping[str, str], usage: Usage, node: Node) -> None:
-    """Add what every answer of an admitted request carries: a commit number, and its sender's rate."""
-    if wire.H_COMMIT not in headers:
-        headers[wire.H_COMMIT] = str(node.machine.commit)
-    usage.describe(headers)
 
 
 async def _unrouted(request: web.Request, handler: Handler) -> web.StreamResponse:

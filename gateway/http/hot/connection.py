@@ -27,8 +27,7 @@ from typing import Final, cast
 from oncegate.gateway.http.exchange import Exchange
 from oncegate.gateway.http.hot import framing
 from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
-from oncegate.gateway.http.hot.framing import Head
-from oncegate.gateway.http.hot.known_head import KNOWN_BYTES_MAX, MISSES_MIN, KnownHead
+from oncegate.gateway.http.hot.framing import KNOWN_BYTES_MAX, MISSES_MIN, Head, KnownHead
 from oncegate.gateway.http.hot.request import HotRequest
 from oncegate.gateway.http.hot.routes import Found
 from oncegate.gateway.http.hot.shared import Shared

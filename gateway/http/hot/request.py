@@ -15,20 +15,14 @@ from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http import SERVER_SOFTWARE
-
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import exchange as exchanges
 from oncegate.gateway.http.admission.bodies import BodyBudget
-from oncegate.gateway.http.admission.gate import complete, refusal_of
 from oncegate.gateway.http.admission.parsing import ParsingThread
-from oncegate.gateway.http.exchange import Exchange, Ordering, Reply
-from oncegate.gateway.http.hot.applied import AppliedAnswers
+from oncegate.gateway.http.exchange import Exchange, Ordering, Reply, traceparent
 from oncegate.gateway.http.hot.routes import Found
 from oncegate.gateway.http.request_bodies import INLINE_BYTES_MAX
-from oncegate.gateway.http.request_headers import traceparent
 from oncegate.gateway.observability import logs
 from oncegate.gateway.observability.access import AccessLog
 from oncegate.gateway.observability.request_times import RequestTimes
@@ -37,8 +31,6 @@ if TYPE_CHECKING:
     from oncegate.gateway.observability.spans import Spans
 
 log = logging.getLogger(__name__)
-
-_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
 _NOTHING_TOLD: Final = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 """When the refusal itself cannot be made: what became of the request, it does not say."""
@@ -52,13 +44,11 @@ class Aside:
         bodies: BodyBudget,
         parsing: ParsingThread,
         times: RequestTimes,
-        applied: AppliedAnswers,
         access: AccessLog | None = None,
         spans: Spans | None = None,
     ) -> None:
         self.bodies = bodies
         self.times = times
-        self.applied = applied
         self.access = access
         self.spans = spans
         self._parsing = parsing
@@ -98,14 +88,15 @@ class HotRequest:
             ordering = self._ordering = found.make(exchange, found.names)
             if len(body) <= INLINE_BYTES_MAX:
                 ordering.read(body)
-                self._order()
+                ordering.order(self)
                 return
-            self._aside.bodies.hold(exchange.tenant, len(body))
+            tenant = exchange.identity.tenant
+            self._aside.bodies.hold(tenant, len(body))
             self._held = len(body)
             if ordering.read_at_once(body):
-                self._order()
+                ordering.order(self)
                 return
-            self._then(self._aside.run(exchange.tenant, partial(ordering.read, body)), self._order)
+            self._then(self._aside.run(tenant, partial(ordering.read, body)), lambda _: ordering.order(self))
         except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
             self._refuse(fault)
 
@@ -120,17 +111,20 @@ class HotRequest:
         except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
             self._refuse(fault)
 
-    def _order(self, _: None = None) -> None:
-        self._ordering.order(self)
-
     def done(self) -> bool:
         """Tell whether it has ended: what is ordered goes on when its client has gone, and is counted until then."""
         return self._ended
 
     def set_result(self, answer: Answer) -> None:
         """Take the answer of the node."""
+        ordering, exchange = self._ordering, self._exchange
         try:
-            self._answered(answer)
+            if ordering.many_values and exchanges.is_long(answer, packed=exchange.packed):
+                encode = partial(exchanges.encode, answer, packed=exchange.packed)
+                encoding = self._aside.run(exchange.identity.tenant, encode)
+                self._then(encoding, lambda encoded: self._reply(answer, ordering.reply(answer, encoded)))
+            else:
+                self._reply(answer, ordering.reply(answer, None))
         except Exception as fault:  # noqa: BLE001 - told to who asked; a bug is logged
             self._refuse(fault)
 
@@ -141,37 +135,30 @@ class HotRequest:
         else:
             self._end(b"")  # the node stops
 
-    def _answered(self, answer: Answer) -> None:
-        ordering, exchange = self._ordering, self._exchange
-        packed = exchange.packed
-        if ordering.many_values and exchanges.is_long(answer, packed=packed):
-            encoding = self._aside.run(exchange.tenant, partial(exchanges.encode, answer, packed=packed))
-            self._then(encoding, lambda encoded: self._reply(ordering.reply(answer, encoded)))
-            return
-        told = None
-        if exchange.usage.bucket is None and exchange.age_ms is None:
-            told = ordering.applied(answer, self._aside.applied.written)
-        if told is None:
-            self._reply(ordering.reply(answer, None))
-        else:
-            self._end(told)
-            self._count(HTTPStatus.OK.value, answer.commit)
-
     def _refuse(self, fault: Exception) -> None:
         if self._ended:
             log.error("a request was answered and could not be counted", exc_info=fault)
             return
         try:
             exchange = self._exchange
-            self._reply(exchanges.refused(exchange.node, refusal_of(fault), exchange.age_ms, exchange.commit))
+            self._tell_reply(
+                exchanges.refused(exchange.node, exchanges.refusal_of(fault), exchange.age_ms, exchange.commit)
+            )
         except Exception:  # whoever refuses has others to tell
             log.exception("a refusal could not be told, or not be counted")
             self._end(_NOTHING_TOLD)
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, answer: Answer, reply: Reply | bytes) -> None:
+        if isinstance(reply, bytes):
+            self._end(reply)
+            self._count(HTTPStatus.OK.value, answer.commit)
+        else:
+            self._tell_reply(reply)
+
+    def _tell_reply(self, reply: Reply) -> None:
         exchange = self._exchange
-        complete(reply.headers, exchange.usage, exchange.node)
-        self._end(written(reply))
+        exchanges.complete(reply.headers, exchange.usage, exchange.node)
+        self._end(exchanges.written(reply))
         commit = reply.headers.get(wire.H_COMMIT, "")
         self._count(reply.status, int(commit) if commit else None)
 
@@ -198,16 +185,5 @@ class HotRequest:
         exchange = self._exchange
         exchange.usage.requests -= 1
         if self._held:
-            self._aside.bodies.release(exchange.tenant, self._held)
+            self._aside.bodies.release(exchange.identity.tenant, self._held)
         self._tell(answer)
-
-
-def written(reply: Reply) -> bytes:
-    """Return a reply as it stands on the wire: what aiohttp would write, to the byte."""
-    head = "".join([f"{name}: {value}\r\n" for name, value in reply.headers.items()])
-    if reply.status != HTTPStatus.NOT_MODIFIED:  # which has no body, and does not say how long it is
-        head += f"Content-Length: {len(reply.body)}\r\n"
-    return (
-        f"HTTP/1.1 {reply.status} {_REASONS[reply.status]}\r\n{head}"
-        f"Date: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n"
-    ).encode() + reply.body

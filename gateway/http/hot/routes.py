@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from oncegate.gateway.http.admission.desk import Asked, Desk
-from oncegate.gateway.http.exchange import Exchange, MakeOrdering, wants_msgpack
+from oncegate.gateway.http.exchange import Exchange, MakeOrdering, UsualAnswers, wants_msgpack
 from oncegate.gateway.http.hot.framing import Head
 from oncegate.gateway.http.routing import UNNAMED, Route
 from oncegate.gateway.node.node import Node
@@ -74,6 +74,7 @@ class HotRoutes:
         self._desk = desk
         self.node = node
         self._running = running
+        self._usual = UsualAnswers(node)
         self._exact: dict[tuple[str, str], Found] = {}
         self._patterns: dict[str, list[tuple[re.Pattern[str], Found]]] = {}
         for route in routes:
@@ -110,8 +111,9 @@ class HotRoutes:
         Args:
             head: the request's.
             found: what serves it.
-            known: that of a head which differs from this one in the values of
-                :mod:`oncegate.gateway.http.hot.known_head` alone; what follows from the others is not looked at again.
+            known: that of a head which differs from this one in the values alone that a
+                :class:`oncegate.gateway.http.hot.framing.KnownHead` lets vary; what follows from the others is not
+                looked at again.
 
         Raises:
             OncegateError: the desk refuses it.
@@ -152,7 +154,17 @@ class HotRoutes:
             return None
         usage = self._desk.count(found.route, identity)
         fields = Fields(head.headers)
-        return Exchange(self.node, identity, usage, fields, form.media, form.packed, self._running, found.query)
+        return Exchange(
+            self.node,
+            identity,
+            usage,
+            fields,
+            form.media,
+            form.packed,
+            self._running,
+            found.query,
+            usual=self._usual,
+        )
 
 
 def _parameters(text: str) -> dict[str, str] | None:

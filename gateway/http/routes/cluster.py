@@ -17,11 +17,11 @@ from oncegate.gateway.explain.search import OfKey, OfRequest, Wanted
 from oncegate.gateway.explain.timeline import Explained
 from oncegate.gateway.http import openapi, request_bodies
 from oncegate.gateway.http.admission.connections import CONNECTIONS
-from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.admission.desk import check_tables
 from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.metrics import exposition
-from oncegate.gateway.http.negotiation import BODIES, NODE, number, problem
+from oncegate.gateway.http.negotiation import BODIES, NODE, problem
 from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS
 from oncegate.gateway.http.routing import PROPOSED, READ, Parameter, Raw, Route
 from oncegate.gateway.machine import levels
@@ -290,7 +290,9 @@ async def explain(request: web.Request, node: Node, identity: Identity) -> Expla
     wanted: Wanted
     if "request" in query and not {"table", "key"} & query.keys():
         client_id, _, sequence = query["request"].partition("/")
-        wanted = OfRequest(request_bodies.check_client_id(client_id), number(sequence, "sequence"), identity.tenant)
+        wanted = OfRequest(
+            request_bodies.check_client_id(client_id), request_bodies.number(sequence, "sequence"), identity.tenant
+        )
     elif {"table", "key"} <= query.keys() and "request" not in query:
         table, key = request_bodies.check_name(query["table"], "table"), request_bodies.check_key(query["key"])
         wanted = OfKey(table, key, None if identity.sees_all else identity.tenant)

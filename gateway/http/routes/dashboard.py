@@ -13,7 +13,8 @@ from aiohttp import hdrs, web
 from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.dashboard import page as files
 from oncegate.gateway.http.dashboard.page import HEADERS, Asset
-from oncegate.gateway.http.negotiation import headers_of, is_current
+from oncegate.gateway.http.exchange import is_current
+from oncegate.gateway.http.negotiation import headers_of
 from oncegate.gateway.http.routing import IF_NONE_MATCH, Raw
 
 ROUTES: Final = Routes("dashboard")

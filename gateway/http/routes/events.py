@@ -13,8 +13,9 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import cloudevents, request_headers
+from oncegate.gateway.http import cloudevents
 from oncegate.gateway.http.control_routes import Routes
+from oncegate.gateway.http.exchange import traceparent
 from oncegate.gateway.http.identity import Scope
 from oncegate.gateway.http.negotiation import (
     NODE,
@@ -71,7 +72,7 @@ async def post(request: web.Request, table: str, node: Node, tenant: str) -> web
     size, events = await parsed(request, lambda sent: (len(sent), cloudevents.read(table, kind, headers, sent)))
     if not events:
         return respond(request, Answer(EventsResponse([], 0), node.machine.commit))
-    trace = request_headers.traceparent(headers_of(request))
+    trace = traceparent(headers_of(request))
     keyed = [event.keyed() for event in events]
     command = c.Keyed(node.settings.idempotency_key_ms, keyed, tenant, trace)
     request[USAGE].charge(len(events))

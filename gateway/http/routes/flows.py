@@ -14,13 +14,14 @@ from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.segment import to_json_lines
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
-from oncegate.gateway.http import event_streams, request_bodies, request_headers
+from oncegate.gateway.http import event_streams, request_bodies
+from oncegate.gateway.http.admission.desk import check_tables
 from oncegate.gateway.http.admission.gate import is_still_known
-from oncegate.gateway.http.admission.tables import check_tables
 from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.event_streams import EventStream, EventStreams
+from oncegate.gateway.http.exchange import is_current, traceparent
 from oncegate.gateway.http.identity import Identity, Scope
-from oncegate.gateway.http.negotiation import NODE, USAGE, headers_of, is_current, number, parsed, tenant_of
+from oncegate.gateway.http.negotiation import NODE, USAGE, headers_of, parsed, tenant_of
 from oncegate.gateway.http.routing import EVENT_STREAM, IF_NONE_MATCH, JSON_LINES, PROPOSED, READ, Force, Parameter, Raw
 from oncegate.gateway.http.unknown_names import meant
 from oncegate.gateway.machine import commands as c
@@ -166,7 +167,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
     await node.reads.reach("stale", 0)
     batches = node.machine.flows.get(flow).batches
     last_event = request.headers.get("Last-Event-ID", request.query.get("after"))
-    told = batches.last if last_event is None else number(last_event, "after", least=0)
+    told = batches.last if last_event is None else request_bodies.number(last_event, "after", least=0)
     response = event_streams.response(node.machine.commit, {})
     await response.prepare(request)
     task = asyncio.current_task()
@@ -286,7 +287,7 @@ async def cascade(request: web.Request, flow: str, name: str, node: Node, identi
     """
     if Scope.WRITE not in identity.scopes:
         raise OncegateError(Code.FORBIDDEN, f"the token lacks the scope {Scope.WRITE}")
-    kind, trace = request.content_type, request_headers.traceparent(headers_of(request))
+    kind, trace = request.content_type, traceparent(headers_of(request))
     size, command = await parsed(
         request, lambda sent: (len(sent), request_bodies.cascade_of(flow, name, sent, kind, trace))
     )

@@ -10,12 +10,12 @@ from aiohttp import web
 
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, request_state
-from oncegate.gateway.http import range_bodies, request_bodies, request_headers
-from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http import range_bodies, request_bodies
+from oncegate.gateway.http.admission.desk import check_tables
 from oncegate.gateway.http.control_routes import Routes
-from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied
+from oncegate.gateway.http.exchange import Exchange, Reply, check_owner, traceparent
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import check_owner, number, ordered
+from oncegate.gateway.http.negotiation import ordered
 from oncegate.gateway.http.routing import JSON_LINES, PROPOSED, Parameter, Raw
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.node.attempts import Waiter
@@ -53,8 +53,8 @@ class Operate:
     def read(self, sent: bytes) -> None:
         """Translate the body."""
         exchange, self._size = self._exchange, len(sent)
-        trace = request_headers.traceparent(exchange.headers)
-        self._command = request_bodies.operate(sent, exchange.media, exchange.tenant, trace)
+        trace = traceparent(exchange.headers)
+        self._command = request_bodies.operate(sent, exchange.media, exchange.identity.tenant, trace)
 
     def read_at_once(self, sent: bytes) -> bool:  # noqa: D102
         return False
@@ -62,19 +62,15 @@ class Operate:
     def order(self, waiter: Waiter) -> None:
         """Order the operations, if they are of the sender's session and tables."""
         exchange, command = self._exchange, self._command
-        check_owner(exchange.tenant, exchange.node.machine, command.client_id)
+        check_owner(exchange.identity.tenant, exchange.node.machine, command.client_id)
         names = c.tables_of(command.ops)
         check_tables(exchange.identity, Scope.WRITE, names)
         exchange.usage.charge(len(names))
         exchange.node.attempt(command, self._size, waiter)
 
-    def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
+    def reply(self, answer: Answer, encoded: bytes | None) -> Reply | bytes:
         """Tell the results."""
         return self._exchange.reply(answer, encoded=encoded)
-
-    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
-        """Tell the same."""
-        return write(answer, packed=self._exchange.packed)
 
 
 @ROUTES.add(
@@ -101,11 +97,11 @@ class PutRange:
         self._exchange = exchange
         self._table = request_bodies.check_name(names["table"], "table")
         self._client_id = request_bodies.check_client_id(self._header(wire.H_CLIENT))
-        self._epoch = number(self._header(wire.H_EPOCH), wire.H_EPOCH)
-        self._first = number(self._header(wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
+        self._epoch = request_bodies.number(self._header(wire.H_EPOCH), wire.H_EPOCH)
+        self._first = request_bodies.number(self._header(wire.H_FIRST_SEQUENCE), wire.H_FIRST_SEQUENCE)
         acknowledged = request_bodies.digits(self._header(wire.H_FIRST_INCOMPLETE), wire.H_FIRST_INCOMPLETE)
         self._first_incomplete = request_bodies.check_first_incomplete(acknowledged)
-        check_owner(exchange.tenant, exchange.node.machine, self._client_id)
+        check_owner(exchange.identity.tenant, exchange.node.machine, self._client_id)
         self._command: c.Range
 
     def _header(self, name: str) -> str:
@@ -132,8 +128,8 @@ class PutRange:
         exchange = self._exchange
         place = self._table, self._client_id, self._epoch, self._first_incomplete, self._first
         command = range_bodies.range_command(*place, sent, exchange.media, built_bytes_max)
-        trace = request_headers.traceparent(exchange.headers)
-        self._command = msgspec.structs.replace(command, tenant=exchange.tenant, traceparent=trace)
+        trace = traceparent(exchange.headers)
+        self._command = msgspec.structs.replace(command, tenant=exchange.identity.tenant, traceparent=trace)
 
     def order(self, waiter: Waiter) -> None:
         """Order the range."""
@@ -141,13 +137,9 @@ class PutRange:
         self._exchange.usage.charge(len(command.fingerprints) // FINGERPRINT_BYTES)
         self._exchange.node.attempt(command, len(command.body) + len(command.fingerprints), waiter)
 
-    def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
+    def reply(self, answer: Answer, encoded: bytes | None) -> Reply | bytes:
         """Tell the results."""
         return self._exchange.reply(answer, encoded=encoded)
-
-    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
-        """Tell the same."""
-        return write(answer, packed=self._exchange.packed)
 
 
 @ROUTES.add(

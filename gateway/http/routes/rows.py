@@ -20,10 +20,10 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http import request_headers as plain
 from oncegate.gateway.http.control_routes import Routes
-from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied
+from oncegate.gateway.http.exchange import Exchange, Reply, check_owner, traceparent
 from oncegate.gateway.http.exchange import refused as problem_of
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import check_owner, ordered
+from oncegate.gateway.http.negotiation import ordered
 from oncegate.gateway.http.request_bodies import VALUE_SENT_BYTES_MAX
 from oncegate.gateway.http.routing import OBJECTS, PROPOSED, Parameter, Raw
 from oncegate.gateway.machine import commands as c
@@ -153,50 +153,37 @@ class Change:
             op = self._op
             under_key(exchange, key, op, 256 + len(op.key) + len(op.value or b""), "", waiter)
             return
-        node, tenant = exchange.node, exchange.tenant
+        node, tenant = exchange.node, exchange.identity.tenant
         who = plain.identity(headers)
         op = plain.lasting(plain.conditional(self._op, headers), headers)
         size = 256 + len(op.key) + len(op.value or b"")
         if isinstance(who, plain.Key):
-            under_key(exchange, who, op, size, plain.traceparent(headers), waiter)
+            under_key(exchange, who, op, size, traceparent(headers), waiter)
             return
         check_owner(tenant, node.machine, who.client_id)
         self._client_id = format_client_id(who.client_id)
         op = msgspec.structs.replace(op, sequence=who.sequence)
-        trace = plain.traceparent(headers)
+        trace = traceparent(headers)
         node.attempt(c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace), size, waiter)
 
-    def reply(self, answer: Answer, _: bytes | None = None) -> Reply:
+    def reply(self, answer: Answer, _: bytes | None = None) -> Reply | bytes:
         """Tell what became of it."""
         node, result = self._exchange.node, answer.body.results[0]
         if result.status == "rejected":
             reply = problem_of(node, rejection(result, node.machine), commit=answer.commit)
             reply.headers[wire.H_MEMORY_MS] = str(answer.memory_ms)
-        else:
-            request_id = f"{self._client_id}/{result.sequence}"
-            if result.status == "applied":
-                etag = None if self.what == "delete" else str(result.version)
-                reply = self._exchange.reply(_changed(request_id, result, answer), etag=etag)
-            else:
-                reply = refused(answer, RefusalProblem(**refusal_of(request_id, result)))
-            reply.headers[wire.H_REQUEST] = request_id
-            if result.replayed is True:
-                reply.headers[wire.H_REPLAYED] = "true"
+            return reply
+        request_id = f"{self._client_id}/{result.sequence}"
+        more = {wire.H_REQUEST: request_id}
+        if result.replayed is True:
+            more[wire.H_REPLAYED] = "true"
+        if result.status == "applied":
+            etag = None if self.what == "delete" else str(result.version)
+            return self._exchange.reply(_changed(request_id, result, answer), etag=etag, more=more)
+        reply = refused(answer, RefusalProblem(**refusal_of(request_id, result)))
+        reply.headers.update(more)
         reply.headers[wire.H_TIME_MS] = str(node.machine.time_ms)
         return reply
-
-    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
-        """Tell the same of a change that was applied."""
-        result = answer.body.results[0]
-        if result.status != "applied" or not isinstance(result.version, int):
-            return None
-        request_id = f"{self._client_id}/{result.sequence}"
-        etag = b"" if self.what == "delete" else b'ETag: "%d"\r\n' % result.version
-        more = f"{wire.H_REQUEST}: {request_id}\r\n".encode()
-        if result.replayed is True:
-            more += _REPLAYED
-        changed = _changed(request_id, result, answer)
-        return write(changed, packed=self._exchange.packed, etag=etag, more=more)
 
 
 class Put(Change):
@@ -266,7 +253,7 @@ def under_key(
     exchange: Exchange, key: plain.Key, op: c.Op | c.Transaction, size: int, trace: str, waiter: Waiter
 ) -> None:
     """Order an operation under an idempotency key; raises IN_PROGRESS while the first request with it runs here."""
-    node, tenant = exchange.node, exchange.tenant
+    node, tenant = exchange.node, exchange.identity.tenant
     busy, name = exchange.running, f"{tenant}\0{key.scoped}"
     if name in busy:
         raise OncegateError(Code.IN_PROGRESS, "the first request with this key is still running", retry_after_ms=50)
@@ -312,9 +299,6 @@ def wait_for_keys_ms(code: Code, machine: Machine) -> int | None:
     """Return when the next key is forgotten, if a verdict says that all are taken."""
     full = code is Code.QUOTA and machine.keys.is_full
     return max(1_000, machine.keys.room_in_ms(machine.time_ms)) if full else None
-
-
-_REPLAYED: Final = f"{wire.H_REPLAYED}: true\r\n".encode()
 
 
 def _changed(request_id: str, result: wire.OperationResult, answer: Answer) -> Answer:

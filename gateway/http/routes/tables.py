@@ -14,19 +14,17 @@ from aiohttp import web
 from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer, row_state, table_state
 from oncegate.gateway.http import page_tokens, request_bodies
-from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.admission.desk import check_tables
 from oncegate.gateway.http.control_routes import Routes
-from oncegate.gateway.http.exchange import Exchange, Reply, WriteApplied, standing
+from oncegate.gateway.http.exchange import Exchange, Reply, is_current, reached, standing
 from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import (
     IDENTITY,
     NODE,
-    is_current,
     ordered,
     parsed,
     problem,
     reach,
-    reached,
     respond_with_values,
 )
 from oncegate.gateway.http.routes.flows import declaration_text
@@ -174,17 +172,13 @@ class ReadRow:
         current = is_current(exchange.headers, str(found.version))
         return Answer(None if current else row_state(key, found, commit), commit)
 
-    def reply(self, answer: Answer, encoded: bytes | None) -> Reply:
+    def reply(self, answer: Answer, encoded: bytes | None) -> Reply | bytes:
         """Tell the row, or that the caller holds it."""
         exchange, etag = self._exchange, str(self._version)
         if answer.body is not None:
             return exchange.reply(answer, etag=etag, encoded=encoded)
         headers = {"ETag": f'"{etag}"', wire.H_COMMIT: str(answer.commit), **standing(exchange.node, exchange.age_ms)}
         return Reply(304, headers, b"")
-
-    def applied(self, answer: Answer, write: WriteApplied) -> bytes | None:
-        """Say no more than that nothing was applied."""
-        return None
 
 
 def _hand_on(waiter: Waiter, found: asyncio.Task[Answer]) -> None:

@@ -17,15 +17,15 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.http import request_headers as plain
-from oncegate.gateway.http.admission.tables import check_tables
+from oncegate.gateway.http.admission.desk import check_tables
 from oncegate.gateway.http.control_routes import Routes
+from oncegate.gateway.http.exchange import check_owner, traceparent
 from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.http.negotiation import (
     COMMIT,
     NODE,
     USAGE,
     attempted,
-    check_owner,
     exchange_of,
     headers_of,
     parsed,
@@ -77,11 +77,11 @@ async def transact(request: web.Request, node: Node, identity: Identity, tenant:
                     f"writes[{at}].bound: under an Idempotency-Key there is no session to end with"
                 )
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        rows.under_key(exchange_of(request), who, made, size, plain.traceparent(headers), waiting)
+        rows.under_key(exchange_of(request), who, made, size, traceparent(headers), waiting)
         return await _answered(request, KEYS_CLIENT, await waiting)
     check_owner(tenant, node.machine, who.client_id)
     op = msgspec.structs.replace(made, sequence=who.sequence)
-    trace = plain.traceparent(headers)
+    trace = traceparent(headers)
     command = c.Operate(who.client_id, who.epoch, who.first_incomplete, [op], tenant, trace)
     return await _answered(request, who.client_id, await attempted(node, command, size))
 

@@ -27,7 +27,7 @@ from oncegate.gateway.http.admission.gate import is_still_known, uncounted
 from oncegate.gateway.http.control_routes import Routes
 from oncegate.gateway.http.event_streams import EventStream, EventStreams
 from oncegate.gateway.http.identity import Scope
-from oncegate.gateway.http.negotiation import NODE, bare_problem, number, problem, standing
+from oncegate.gateway.http.negotiation import NODE, bare_problem, problem, standing
 from oncegate.gateway.http.routing import EVENT_STREAM, READ, Parameter, Raw
 from oncegate.gateway.node.change_events import progress
 from oncegate.gateway.node.change_history import HistoryExceeded
@@ -90,7 +90,7 @@ async def watch(request: web.Request, table: str, node: Node, tenant: str) -> we
     except Elsewhere as refusal:
         return problem(request, refusal, **_more(refusal))
     asked = request.headers.get("Last-Event-ID", query.get("from"))
-    position = None if asked is None else number(asked, "from", least=0)
+    position = None if asked is None else request_bodies.number(asked, "from", least=0)
     await node.reads.reach("linearizable" if position is None else "session", position or 0)
     if table not in node.machine.tables:  # a node that is behind may not know it yet: declaring has no commit number
         await node.reads.reach("linearizable", 0)
