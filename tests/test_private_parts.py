@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 PARTS = (
     Parts(
-        "gateway/http/hot/aiohttp_side.py",
+        "gateway/http/hot/connection.py",
         "aiohttp",
         "aiohttp.web_protocol:RequestHandler",
         ("_messages", "_waiter", "_request_count", "force_close"),

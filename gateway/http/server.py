@@ -31,8 +31,7 @@ from oncegate.gateway.http.admission.gate import TOKENS, gate
 from oncegate.gateway.http.admission.hosts import ANY, AllowedHosts
 from oncegate.gateway.http.admission.parsing import ParsingThread
 from oncegate.gateway.http.auth import Tokens, tokens_of
-from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
-from oncegate.gateway.http.hot.connection import Connection
+from oncegate.gateway.http.hot.connection import AiohttpSide, Connection
 from oncegate.gateway.http.hot.request import Aside
 from oncegate.gateway.http.hot.routes import HotRoutes
 from oncegate.gateway.http.hot.shared import Shared

@@ -24,7 +24,7 @@ from oncegate.gateway.http import exchange
 from oncegate.gateway.http.admission.connections import Guard
 from oncegate.gateway.http.exchange import UsualAnswers
 from oncegate.gateway.http.hot import connection, framing, shared
-from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
+from oncegate.gateway.http.hot.connection import AiohttpSide
 from oncegate.gateway.http.hot.request import Aside, HotRequest
 from oncegate.gateway.http.request_bodies import CONTROL_BYTES_MAX
 from oncegate.gateway.http.server import running

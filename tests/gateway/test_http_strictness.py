@@ -13,7 +13,7 @@ import yarl
 
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway import wire
-from oncegate.gateway.http import unknown_names
+from oncegate.gateway.http.admission import desk
 from oncegate.gateway.http.routing import Raw
 from oncegate.gateway.http.server import ROUTES
 from oncegate.rifl.errors import OncegateError
@@ -177,10 +177,10 @@ def test_what_the_sdk_sends_has_no_field_that_is_not_used() -> None:
 
 @pytest.mark.parametrize("target", ["/a%20b", "/%E2%82%AC?x=%7B", "/€", "/a+b", "/"])
 def test_target_in_utf_8_is_taken(target: str) -> None:
-    unknown_names.check_target(target)
+    desk.check_target(target)
 
 
 @pytest.mark.parametrize("target", ["/%", "/%f", "/%fg", "/a?x=%C3", "/\udcff"])
 def test_target_that_is_none_is_refused(target: str) -> None:
     with pytest.raises(OncegateError, match="BAD_REQUEST"):
-        unknown_names.check_target(target)
+        desk.check_target(target)

@@ -22,8 +22,7 @@ from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.connections import ConnectionCounts, Guard, Patience, refuse
 from oncegate.gateway.http.admission.desk import OperationRate
 from oncegate.gateway.http.admission.parsing import ParsingThread
-from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
-from oncegate.gateway.http.hot.connection import Connection
+from oncegate.gateway.http.hot.connection import AiohttpSide, Connection
 from oncegate.gateway.http.hot.request import Aside
 from oncegate.gateway.http.hot.shared import Shared
 from oncegate.gateway.http.routes import flows

@@ -118,7 +118,7 @@ def test_key_is_in_progress_from_its_order_to_its_end_for_its_tenant_alone(seed:
     for _ in range(300):
         tenant, text = dice.choice(("ann", "bob", "ann1")), dice.choice(("1", "k", "11"))
         refusing = dice.random() < 0.2
-        exchange = SimpleNamespace(node=node, tenant=tenant, running=running)
+        exchange = SimpleNamespace(node=node, identity=SimpleNamespace(tenant=tenant), running=running)
         op = c.Op(SequenceNumber(0), int(c.OpKind.PUT), "t", "k", Fingerprint(1), b"1")
         busy = (tenant, text) in [who for who, _ in ordered]
         before = len(attempted)

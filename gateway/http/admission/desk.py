@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from oncegate.consensus.snapshot.throttle import TokenBucket
 from oncegate.gateway import wire
@@ -22,7 +24,7 @@ from oncegate.gateway.http.admission.hosts import AllowedHosts, is_own_origin
 from oncegate.gateway.http.auth import Tokens
 from oncegate.gateway.http.identity import ANONYMOUS, Identity, Scope
 from oncegate.gateway.http.routing import ANYTHING, FORM, JSON_LINES, UNNAMED, Route
-from oncegate.gateway.http.unknown_names import check_query, check_target
+from oncegate.gateway.http.unknown_names import meant, short
 from oncegate.rifl.errors import Code, OncegateError
 
 _NAMED: Final = frozenset({wire.JSON, wire.MSGPACK, wire.ARROW, JSON_LINES})
@@ -31,6 +33,7 @@ TENANTS_MAX: Final = 10_000
 """Tenants whose requests are counted at a time; an idle one makes room."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110 §9.2.1)."""
+_NO_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})", re.ASCII)
 IN_THE_PATH: Final = ("table", "flow")
 """Which parts of a path name what a token may be limited to; a flow is reached by its own name."""
 CHECKED_BY_ITS_HANDLER: Final = frozenset(
@@ -298,6 +301,39 @@ class Desk:
 
     def _bucket(self, per_s: int) -> OperationRate | None:
         return OperationRate(per_s, per_s) if per_s else None
+
+
+def check_target(target: str) -> None:
+    """Refuse a path and query that are not percent-encoded UTF-8 (RFC 3986 §2.1): they would name something else.
+
+    Raises:
+        OncegateError: BAD_REQUEST.
+    """
+    try:
+        unquote_to_bytes(target).decode()
+    except UnicodeError:
+        raise OncegateError(Code.BAD_REQUEST, "the path or the query is not UTF-8") from None
+    if _NO_ESCAPE.search(target):
+        raise OncegateError(Code.BAD_REQUEST, "the path or the query has a % that begins no escape: write %25")
+
+
+def check_query(given: Sequence[str], known: Mapping[str, bool]) -> None:
+    """Refuse query parameters that a route does not take, or that are given more often than it takes them.
+
+    Args:
+        given: the names, one for each value.
+        known: those that the route takes, and whether it takes several values.
+
+    Raises:
+        OncegateError: BAD_REQUEST.
+    """
+    seen: set[str] = set()
+    for name in given:
+        if name not in known:
+            raise OncegateError(Code.BAD_REQUEST, f"unknown query parameter {short(name)}: {meant(name, known)}")
+        if name in seen and not known[name]:
+            raise OncegateError(Code.BAD_REQUEST, f"query parameter {name} is given more than once")
+        seen.add(name)
 
 
 def check_route(identity: Identity, route: Route, scope: Scope, names: Mapping[str, str]) -> None:

@@ -21,22 +21,77 @@ read its answers nothing more is served.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import Final, cast
 
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
 from oncegate.gateway.http.exchange import Exchange
 from oncegate.gateway.http.hot import framing
-from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
 from oncegate.gateway.http.hot.framing import KNOWN_BYTES_MAX, MISSES_MIN, Head, KnownHead
 from oncegate.gateway.http.hot.request import HotRequest
-from oncegate.gateway.http.hot.routes import Found
+from oncegate.gateway.http.hot.routes import Found, HotRoutes
 from oncegate.gateway.http.hot.shared import Shared
-from oncegate.rifl.errors import OncegateError
+from oncegate.gateway.http.negotiation import bare_problem
+from oncegate.rifl.errors import Code, OncegateError
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """A larger body is aiohttp's to receive; it costs more than aiohttp does."""
 WAITING_BYTES_MAX: Final = 8 * 2**20
 """Requests that are not whole, in all connections; beyond it they are lent at once."""
+LINGERING_S: Final = 1.0
+"""How long a request that was answered before its body was there may go on sending it, and keep its place."""
+_NEVER_S: Final = 10 * 365 * 86_400.0
+"""aiohttp's own patience between two requests: it does not see the hot ones, so the sweep looks after that."""
+log = logging.getLogger(__name__)
+
+
+class AiohttpSide(web.RequestHandler):
+    """Serves the requests whose bytes it is given; its transport is the connection's."""
+
+    __slots__ = ()
+
+    def __init__(self, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=cast(logging.Logger, None),
+            keepalive_timeout=_NEVER_S,
+            lingering_time=LINGERING_S,
+            auto_decompress=False,  # the gate refuses encoded bodies: see oncegate.gateway.http.admission.desk
+        )
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the head of one request has arrived whole."""
+        return self._request_count > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request; also true before it has begun to."""
+        return not self._messages and (self._waiter is not None or not self.has_asked)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer broken HTTP, or a bug outside the handlers, with a problem; the connection ends."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun already")
+        if isinstance(exc, HttpProcessingError):
+            # Any client can send this at any rate, so it must not fill the log.
+            refusal = OncegateError(Code.BAD_REQUEST, f"not HTTP as this node reads it: {(message or '')[:200]}")
+        else:
+            log.error("a request failed outside its handler", exc_info=exc)
+            refusal = OncegateError(Code.INTERNAL, "see the node's log")
+        response = bare_problem(refusal)
+        response.force_close()
+        return response
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -140,8 +195,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         assert self._head is not None
         head, size = self._head
-        found = self._found(head)
-        if found is None:
+        routes = self._shared.routes
+        found = None if routes is None or head.length > BODY_BYTES_MAX else routes.find(head)
+        if routes is None or found is None:
             self._lend()
             return
         if len(self._unread) < size + head.length:
@@ -149,18 +205,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._lend()
             return
         try:
-            exchange = self._admitted(head, found, size)
+            exchange = self._admitted(routes, head, found, size)
         except OncegateError:
             exchange = None
         if exchange is None:
             self._lend()
             return
-        self._begin(exchange, found, size, head.length)
+        body = bytes(self._take(size + head.length)[size:])
+        self.idle_since_s = 0.0
+        request = self._request = HotRequest(exchange, self._shared.aside, self._tell)
+        request.begin(found, body)
 
-    def _admitted(self, head: Head, found: Found, size: int) -> Exchange | None:
-        routes, like = self._shared.routes, self._like
-        if routes is None:
-            return None
+    def _admitted(self, routes: HotRoutes, head: Head, found: Found, size: int) -> Exchange | None:
+        like = self._like
         form = routes.form(head, found, None if like is None else like.form)
         if form is None:
             return None
@@ -194,17 +251,6 @@ class Connection(asyncio.BufferedProtocol):
         self._head, self._like, self._asked = (head, size), None, True
         return True
 
-    def _found(self, head: Head) -> Found | None:
-        if head.length > BODY_BYTES_MAX or self._shared.routes is None:
-            return None
-        return self._shared.routes.find(head)
-
-    def _begin(self, exchange: Exchange, found: Found, size: int, length: int) -> None:
-        body = bytes(self._take(size + length)[size:])
-        self.idle_since_s = 0.0
-        request = self._request = HotRequest(exchange, self._shared.aside, self._tell)
-        request.begin(found, body)
-
     def _take(self, size: int) -> bytes | bytearray:
         """Take the first bytes of what is unread."""
         taken = self._unread
@@ -225,7 +271,8 @@ class Connection(asyncio.BufferedProtocol):
                 transport.close()
             elif self._unread:
                 self._shared.loop.call_soon(self._go_on)
-        self._settle()
+        if self._answered is not None:
+            self._settle()
 
     def _go_on(self) -> None:
         transport = self.transport

@@ -149,10 +149,11 @@ class HotRequest:
             self._end(_NOTHING_TOLD)
 
     def _reply(self, answer: Answer, reply: Reply | bytes) -> None:
-        if isinstance(reply, bytes):
+        if type(reply) is bytes:
             self._end(reply)
             self._count(HTTPStatus.OK.value, answer.commit)
         else:
+            assert isinstance(reply, Reply)
             self._tell_reply(reply)
 
     def _tell_reply(self, reply: Reply) -> None:

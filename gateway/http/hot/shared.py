@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oncegate.gateway.http.admission.connections import Guard
-from oncegate.gateway.http.hot.aiohttp_side import AiohttpSide
 from oncegate.gateway.http.hot.request import Aside
 from oncegate.gateway.http.hot.routes import HotRoutes
+
+if TYPE_CHECKING:
+    from oncegate.gateway.http.hot.connection import AiohttpSide
 
 READ_BYTES: Final = 256 * 1024
 STALLED_AT_ONCE: Final = 32
