@@ -15,7 +15,7 @@ from typing import Final
 
 from oncegate.proof.check.errors import Unavailable
 
-COMMIT: Final = "2c4771b"
+COMMIT: Final = "5f7154d"
 """Empty while no earlier commit has the formats of this one (docs/decisions/0072-formats-begin-anew.md)."""
 _FOLDERS: Final = ("consensus", "flows", "gateway", "oncegate", "proof", "rifl", "spark_sink", "stores")
 _ROOT: Final = Path(__file__).resolve().parents[2]
