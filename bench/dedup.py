@@ -44,7 +44,7 @@ from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.rifl.ids import SequenceNumber
 
 VALUE: Final = "v" * 198

@@ -26,7 +26,7 @@ from oncegate.flows import range_body
 from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.gateway.observability.process import disk_figures

@@ -20,8 +20,8 @@ from oncegate.gateway.answers import request_state
 from oncegate.gateway.explain.memory import Attempt, AttemptLog, VerdictLog
 from oncegate.gateway.explain.search import Mention, Moved, OfKey, OfRequest, Search, Wanted
 from oncegate.gateway.explain.timeline import Explained, Timeline
-from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.ordering import ClusterClock
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import RequestId
 

@@ -7,16 +7,18 @@ ends in the same state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from oncegate.gateway.machine import cascades, dropping, ending, flow_handlers, levels, operations, session_handlers
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.declarations import declare_table
 from oncegate.gateway.machine.idempotency_keys import forget_keys, operate_keyed
-from oncegate.gateway.machine.look_ahead import look_ahead
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import InvariantViolation, OncegateError
+from oncegate.rifl.key_records import name_of
+from oncegate.rifl.key_table import KeyTable
 
 
 def identify(machine: Machine, command: c.Identify) -> None:
@@ -95,3 +97,36 @@ def apply(machine: Machine, index: int, term: int, data: bytes) -> list[Any]:
     except InvariantViolation as broken:
         raise InvariantViolation(f"log entry {index} (term {term}): {broken}") from broken
     return results
+
+
+def look_ahead(commands: Iterable[c.Command], tables: Mapping[str, Table], keys: KeyTable) -> None:
+    """Read in one go what commands will look up: of each resident table the rows, unless it is one, and the keys.
+
+    It changes no result, only what the look-ups cost: a row that is left out is read when its turn comes, and one too
+    many is read for nothing.
+    """
+    rows: dict[str, list[str]] = {}
+    under: list[str] = []
+    for command in commands:
+        if type(command) is c.Operate:
+            parts: Sequence[c.Op | c.Transaction | c.Puts] = command.parts
+        elif type(command) is c.Keyed:
+            under += [name_of(command.tenant, item.key) for item in command.ops]
+            parts = [item.op for item in command.ops]
+        else:
+            continue
+        for part in parts:
+            if isinstance(part, c.Puts):
+                rows.setdefault(part.table, []).extend(part.keys)
+                continue
+            for op in part.writes if isinstance(part, c.Transaction) else (part,):
+                if op.table in rows:
+                    rows[op.table].append(op.key)
+                else:  # most often there is one, which costs no call
+                    rows[op.table] = [op.key]
+    for name, wanted in rows.items():
+        table = tables.get(name)
+        if table is not None and table.kind == "resident" and len(wanted) > 1:
+            table.rows.look_ahead(wanted)
+    if under:
+        keys.look_ahead(under)

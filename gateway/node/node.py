@@ -28,8 +28,8 @@ from oncegate.gateway.explain.explainer import EXPLAIN, Explainer
 from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
-from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.ordering import ClusterClock
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.scrub import Scrubber

@@ -1,6 +1,6 @@
 """From commands that wait to log entries, and from results back to those who wait.
 
-Owns: grouping (all commands that wait become one entry, when :mod:`oncegate.gateway.node.group_commit` lets them
+Owns: grouping (all commands that wait become one entry, when :mod:`oncegate.gateway.machine.ordering` lets them
 leave), the bounds of what is in flight, the deadline of each command, who gets a command when the lead changes, and
 what callers see then: in doubt, the outcome is unknown. Must not know HTTP. One wake-up a tick, not one an operation.
 
@@ -32,15 +32,13 @@ from oncegate.consensus.replica.replica import Replica
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import levels
-from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.idempotency_keys import check_room
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import ClusterClock, in_columns, leaves_now
 from oncegate.gateway.node.attempts import Waiting, end_overdue, not_told, take_overdue
 from oncegate.gateway.node.between_leaders import BetweenLeaders
 from oncegate.gateway.node.commit_stall import is_stalled
 from oncegate.gateway.node.forwarding import Forwarding, GatheredAnswers
-from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.refusals import translated
 from oncegate.gateway.sweep import NEVER, Sweep
 from oncegate.rifl.errors import Code, OncegateError, Outcome

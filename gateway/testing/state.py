@@ -29,7 +29,7 @@ from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.effects import NO_SESSION
 from oncegate.gateway.machine.flow_handlers import overdue_consumers
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.tables import QUOTA_BYTES_DEFAULT, TableKind
 from oncegate.gateway.node.attempts import Attempt, Waiter, hand_on
 from oncegate.gateway.node.change_history import ChangeHistory

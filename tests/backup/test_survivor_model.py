@@ -29,7 +29,7 @@ from oncegate.gateway.backup.survivor import SurvivorOrigin
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.state import MachineState, state_digest
 from oncegate.rifl.ids import SequenceNumber
 from oncegate.stores.errors import StoreCode, StoreError

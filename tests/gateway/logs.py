@@ -13,7 +13,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.results import AppliedPart
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
-from oncegate.gateway.machine.cluster_clock import ClusterClock
 from oncegate.gateway.machine.machine import Machine
+from oncegate.gateway.machine.ordering import ClusterClock
 from oncegate.rifl.rule import Applied
 
 SILENCE_MS_MAX = 250

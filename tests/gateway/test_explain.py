@@ -26,7 +26,7 @@ from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.range_rule import RefusedPart, ReplayPart

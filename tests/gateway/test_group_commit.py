@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncegate.gateway.node.group_commit import leaves_now
+from oncegate.gateway.machine.ordering import leaves_now
 
 LARGE = 16_384
 """Bytes that do not wait for anybody."""

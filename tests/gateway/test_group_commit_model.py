@@ -16,7 +16,7 @@ from oncegate.consensus import errors as ce
 from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.node import group_commit
+from oncegate.gateway.machine import ordering
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl.errors import OncegateError
@@ -69,7 +69,7 @@ class Tried:
         what = self.dice.choice(("submit", "submit", "submit", "end", "end", "lead"))
         if what == "submit":
             number = len(self.futures) + 1
-            size = self.dice.choice((64, 64, 64, group_commit.SMALL_BYTES))
+            size = self.dice.choice((64, 64, 64, ordering.SMALL_BYTES))
             self.futures[number] = self.node.submit(_put(number, 1, b"1"), size)
         elif what == "end" and (places := self.under_way()):
             self.end(self.dice.choice(places), self.dice.choice(FAULTS))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.look_ahead import look_ahead
+from oncegate.gateway.machine.apply import look_ahead
 from oncegate.gateway.machine.rows import DictRows
 from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.ids import Fingerprint, SequenceNumber

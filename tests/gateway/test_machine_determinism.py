@@ -17,7 +17,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.answers import answer
 from oncegate.gateway.http import range_bodies, request_bodies
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine import ordering
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.flow_commands import Start
 from oncegate.gateway.machine.machine import Machine
@@ -229,8 +229,8 @@ def test_requests_in_columns_do_what_they_do_one_by_one(log: list[tuple[int, lis
     """Replays of a part of a run, acks and seals inside of it, full tables, rows that end, flows that cut."""
     plain = stamped(log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(put_runs, "RUN_MIN", 2)
-        runs = [(time_ms, [put_runs.in_columns(command) for command in commands]) for time_ms, commands in plain]
+        patch.setattr(ordering, "RUN_MIN", 2)
+        runs = [(time_ms, [ordering.in_columns(command) for command in commands]) for time_ms, commands in plain]
     one, two = Machine(), Machine()
     for index, ((time_ms, commands), (_, in_columns)) in enumerate(zip(plain, runs, strict=True), 1):
         results = apply(one, index, 1, c.encode_entry(time_ms, commands))

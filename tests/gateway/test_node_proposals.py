@@ -14,11 +14,12 @@ from oncegate.consensus.ports import Role, RoleChange
 from oncegate.gateway.answers import Answer, answer
 from oncegate.gateway.http.server import running
 from oncegate.gateway.machine import commands as c
+from oncegate.gateway.machine import ordering
 from oncegate.gateway.machine.apply import apply
+from oncegate.gateway.machine.ordering import leaves_now
 from oncegate.gateway.machine.results import Operated
-from oncegate.gateway.node import group_commit, proposer
+from oncegate.gateway.node import proposer
 from oncegate.gateway.node.attempts import Waiting, hand_on
-from oncegate.gateway.node.group_commit import leaves_now
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
 from oncegate.rifl import lease
@@ -57,7 +58,7 @@ async def test_commands_of_one_tick_share_an_entry(node: Node) -> None:
 
 
 def test_only_what_is_small_waits_and_only_while_something_is_under_way() -> None:
-    small, large = group_commit.SMALL_BYTES - 1, group_commit.SMALL_BYTES
+    small, large = ordering.SMALL_BYTES - 1, ordering.SMALL_BYTES
     assert [leaves_now(small, 0), leaves_now(large, 0), leaves_now(1, 0)] == [True] * 3
     assert [leaves_now(small, 1), leaves_now(small, 9), leaves_now(large, 1), leaves_now(large, 9)] == [
         *(False, False, True, True)
@@ -124,7 +125,7 @@ async def test_large_command_takes_those_that_wait_along_at_once(node: Node, hel
     await _turns()
     futures.append(node.submit(_put(2, 1, b"1"), 64))
     await _turns()
-    futures.append(node.submit(_put(3, 1, b"1"), group_commit.SMALL_BYTES))
+    futures.append(node.submit(_put(3, 1, b"1"), ordering.SMALL_BYTES))
     await _turns()
     assert held.firsts == [[1], [2, 3]]
     futures.append(node.submit(_put(4, 1, b"1"), 64))

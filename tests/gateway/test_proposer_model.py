@@ -25,12 +25,12 @@ from oncegate.gateway.answer_values import MSGPACK
 from oncegate.gateway.answers import Answer
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.levels import FIRST, NEEDS, NEWEST
+from oncegate.gateway.machine.ordering import SMALL_BYTES
 from oncegate.gateway.node import proposer
 from oncegate.gateway.node.attempts import Waiting
 from oncegate.gateway.node.between_leaders import HOLD_MS
 from oncegate.gateway.node.commit_stall import STALLED_S
 from oncegate.gateway.node.forwarding import LATE_ANSWER_S, PROPOSE, Relayed
-from oncegate.gateway.node.group_commit import SMALL_BYTES
 from oncegate.gateway.node.proposer import SWEEP_S, Leadership, Proposer
 from oncegate.gateway.node.refusals import packed
 from oncegate.rifl.errors import Code, OncegateError, Outcome

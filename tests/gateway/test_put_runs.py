@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine import ordering
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.operations import execute_run
@@ -67,7 +67,7 @@ def _said(result: Operated) -> list[object]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(put_runs, "RUN_MIN", 2)
+    monkeypatch.setattr(ordering, "RUN_MIN", 2)
     dice, sent = random.Random(seed), dict[int, c.Op]()
     runs, singles = Machine(), Machine()
     for machine in (runs, singles):
@@ -83,7 +83,7 @@ def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.Monkey
                 SequenceNumber(0), 1, "t", f"k{index % 9}", Fingerprint(index), b"1", options=c.Options(ttl_ms=9)
             )
             commands.append(c.Keyed(1_000, [c.KeyedOp(f"key {index}", NO_TIME, lasting)]))
-        short = [put_runs.in_columns(command) for command in commands]
+        short = [ordering.in_columns(command) for command in commands]
         plain = apply(singles, index, 1, c.encode_entry(index, commands))
         same = apply(runs, index, 1, c.encode_entry(index, short))
         assert [*each_change(runs.changes)] == [*each_change(singles.changes)]
@@ -104,16 +104,16 @@ def test_only_plain_puts_under_adjacent_numbers_on_one_table_travel_in_columns()
     def sent(*ops: c.Op) -> c.Operate:
         return c.Operate(1, 1, SequenceNumber(1), [*ops])
 
-    least, puts = put_runs.RUN_MIN, [put(number) for number in range(1, 31)]
+    least, puts = ordering.RUN_MIN, [put(number) for number in range(1, 31)]
     mixed = sent(*puts[:least], put(least + 1, test=1), *puts[least + 1 : least + 4], put(20, "u"), *puts[20:30])
-    columns = put_runs.in_columns(mixed)
+    columns = ordering.in_columns(mixed)
     assert isinstance(columns, c.Operate)
     assert columns.ops == mixed.ops
     shapes = [(part.first, len(part.keys)) if isinstance(part, c.Puts) else 1 for part in columns.parts]
     assert shapes == [(1, least), 1, 1, 1, 1, 1, (21, 10)]
     few, alone = puts[: least - 1], [put(number, test=1) for number in range(1, 31)]
     for ops in (few, alone, [*puts[:least], *alone[least:]], puts[::2]):
-        assert put_runs.in_columns(command := sent(*ops)) is command
+        assert ordering.in_columns(command := sent(*ops)) is command
 
 
 @pytest.mark.parametrize("spare", range(-2, 3))
@@ -135,7 +135,7 @@ def test_quota_is_the_same_to_the_byte_for_runs_single_operations_and_the_look_t
     assert isinstance(before_last[0], Operated)
     needed = room.tables["q"].bytes + len(keys[-1]) + (len(value) if kind == 1 else INTEGER_BYTES_MAX)
     found = []
-    for form in (put_runs.in_columns, lambda command: command):
+    for form in (ordering.in_columns, lambda command: command):
         machine = Machine()
         start = [c.DeclareTable("q", "resident", needed + spare), c.OpenSession("n", 60_000, 24)]
         apply(machine, 1, 1, c.encode_entry(0, start))
@@ -169,7 +169,7 @@ def ops(shape: str) -> list[c.Op]:
 )  # fmt: skip
 def test_runs_of_six_travel_in_columns_if_they_are_half_of_a_request(shape: str, in_columns: bool) -> None:
     command = c.Operate(1, 1, SequenceNumber(1), ops(shape))
-    sent = put_runs.in_columns(command)
+    sent = ordering.in_columns(command)
     assert (sent is not command) is in_columns
     assert sent.ops == command.ops  # type: ignore[union-attr]
     assert isinstance(sent, c.Operate)
@@ -193,7 +193,7 @@ def test_what_a_run_cannot_say_is_in_none(other: dict[str, Any]) -> None:
     if "transaction" in other:
         puts[0] = c.Transaction(SequenceNumber(1), Fingerprint(1), [], [])
     command = c.Operate(1, 1, SequenceNumber(1), puts, in_order="in_order" in other)
-    sent = put_runs.in_columns(command)
+    sent = ordering.in_columns(command)
     assert isinstance(sent, c.Operate)
     assert sent.ops == command.ops
     if "in_order" in other:
@@ -204,7 +204,7 @@ def test_what_a_run_cannot_say_is_in_none(other: dict[str, Any]) -> None:
 
 def test_put_of_null_is_its_text_in_columns() -> None:
     sent = [c.Op(SequenceNumber(at), 1, "t", "k", Fingerprint(at), None if at % 2 else b"7") for at in range(1, 7)]
-    columns = put_runs.in_columns(c.Operate(1, 1, SequenceNumber(1), sent, "tenant", "00-a"))
+    columns = ordering.in_columns(c.Operate(1, 1, SequenceNumber(1), sent, "tenant", "00-a"))
     assert isinstance(columns, c.Operate)
     [part] = columns.parts
     assert isinstance(part, c.Puts)

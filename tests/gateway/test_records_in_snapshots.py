@@ -8,7 +8,7 @@ from unittest.mock import ANY
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.completion import RangeRecord
 from oncegate.rifl.errors import Code, OncegateError

@@ -17,7 +17,7 @@ from oncegate.gateway.explain.search import Mention, OfKey, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import ending, fronts
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.row_ends import BOUND_ROWS_MAX, Life
 from oncegate.gateway.machine.row_rule import counted
 from oncegate.gateway.machine.tables import Table

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import put_runs
+from oncegate.gateway.machine import ordering
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.rows import RowChange
@@ -36,8 +36,8 @@ class Rows:
 
     def apply(self, *commands: c.Command) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(put_runs, "RUN_MIN", 2)
-            apply(self.machine, 1, 1, c.encode_entry(0, [put_runs.in_columns(command) for command in commands]))
+            patch.setattr(ordering, "RUN_MIN", 2)
+            apply(self.machine, 1, 1, c.encode_entry(0, [ordering.in_columns(command) for command in commands]))
         self.watching.history.record(self.machine.changes, self.machine.commit, self.machine.joined)
         self.watching.tell(self.machine.changes)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
-from oncegate.gateway.machine.put_runs import in_columns
+from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.rows import StoredRow
 from oncegate.gateway.machine.state import layout
 from oncegate.rifl.completion import CompletionRecord

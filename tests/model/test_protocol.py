@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import operations, put_runs, session_handlers, transactions
+from oncegate.gateway.machine import operations, ordering, session_handlers, transactions
 from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.proof.mutants.bugs import BUGS
@@ -51,7 +51,7 @@ def show(*lines: str) -> None:
     ids=["two operations, a lease that ends", "three operations", "a window of one", "runs of puts, a restart"],
 )
 def test_every_promise_holds_in_every_reachable_state(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(put_runs, "RUN_MIN", 2)
+    monkeypatch.setattr(ordering, "RUN_MIN", 2)
     found = search(Model(bounds))
     show(f"{bounds}: {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}")
     assert found.trace is None, "\n".join(found.trace or [])
@@ -167,7 +167,7 @@ BROKEN = (
 def test_broken_rule_is_found_with_a_shortest_way_to_it(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     for patch in broken.patches:
         (monkeypatch.setitem if patch[0] is HANDLERS else monkeypatch.setattr)(*patch)
-    monkeypatch.setattr(put_runs, "RUN_MIN", 2)
+    monkeypatch.setattr(ordering, "RUN_MIN", 2)
     with planted(broken.changes):
         found = search(broken.model(broken.bounds))
     assert found.trace is not None, f"{found.states} states and no complaint"

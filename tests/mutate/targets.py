@@ -54,7 +54,6 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_rows_that_end.py",
         "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
     ),
-    "gateway/machine/look_ahead.py": ("tests/gateway/test_look_ahead.py",),
     **dict.fromkeys(
         (
             "gateway/machine/apply.py",
@@ -65,6 +64,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         ),
         (
             "tests/gateway/test_joined_changes.py",
+            "tests/gateway/test_look_ahead.py",
             "tests/gateway/test_machine.py",
             "tests/gateway/test_machine_requests.py",
             "tests/gateway/test_rows_that_end.py",
@@ -75,7 +75,11 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
             "tests/gateway/test_machine_ranges.py",
         ),
     ),
-    "gateway/machine/put_runs.py": ("tests/gateway/test_put_runs.py",),
+    "gateway/machine/ordering.py": (
+        "tests/gateway/test_cluster_clock.py",
+        "tests/gateway/test_group_commit.py",
+        "tests/gateway/test_put_runs.py",
+    ),
     "gateway/machine/ending.py": (
         "tests/gateway/test_row_moves.py",
         "tests/gateway/test_rows_that_end.py",
@@ -93,7 +97,6 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_rows_that_end.py",
         "tests/gateway/test_transactions_model.py",
     ),
-    "gateway/node/group_commit.py": ("tests/gateway/test_group_commit.py",),
     "gateway/node/change_history.py": ("tests/gateway/test_history_bounds.py", "tests/gateway/test_change_history.py"),
     "gateway/node/watching.py": ("tests/gateway/test_watch_turns_model.py", "tests/gateway/test_change_history.py"),
     "gateway/backup/fence.py": ("tests/backup/test_fence.py",),

@@ -18,7 +18,7 @@ from oncegate.consensus.replica.ticker import fail, resolve
 from oncegate.flows.errors import NotFoundError
 from oncegate.flows.segment import build
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.cluster_clock import ClusterClock
+from oncegate.gateway.machine.ordering import ClusterClock
 from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.gateway.node.commit_stall import CommitStall
 from oncegate.gateway.node.consumer_watch import ConsumerWatch
