@@ -49,11 +49,16 @@ class Counted(Node):
     entries = 0
     entry_bytes = 0
 
-    def apply(self, index: int, term: int, command: bytes) -> list[Any]:
-        """Apply and count."""
-        self.entries += 1
-        self.entry_bytes += len(command)
-        return super().apply(index, term, command)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        apply = self.state.apply
+
+        def counted(index: int, term: int, command: bytes) -> list[Any]:
+            self.entries += 1
+            self.entry_bytes += len(command)
+            return apply(index, term, command)
+
+        self.state.apply = counted  # type: ignore[method-assign]
 
 
 class Values:

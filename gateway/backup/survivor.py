@@ -158,7 +158,7 @@ class SurvivorOrigin:
         for command, index, term in log.read(first, log.last_index):
             if _is_command(command):
                 apply(machine, index, term, command)
-                for batch in machine.take_sealed():
+                for batch in machine.flows.take_sealed():
                     if not self._store.has(batch.flow, batch.number):
                         payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
                         self._built[batch.flow, batch.number] = payload

@@ -244,7 +244,11 @@ METRICS: Final = (
         "state_fresh_bytes", "memory of rows that are not durable yet, roughly", lambda of: of.node.state.fresh_bytes
     ),
     gauge("state_disk_bytes", "size of the state on disk", lambda of: of.node.state.disk_bytes),
-    gauge("state_damaged", "1 if a block of the state is damaged: the node serves nothing", lambda of: of.node.damaged),
+    gauge(
+        "state_damaged",
+        "1 if a block of the state is damaged: the node serves nothing",
+        lambda of: of.node.damaged,
+    ),
     counter("state_scrubbed_bytes", "keys and values read to find damage", lambda of: of.node.scrubber.bytes),
     counter("state_scrubs", "times all of the state was read", lambda of: of.node.scrubber.passes),
     gauge(

@@ -87,8 +87,10 @@ class FlowTable:
         self._taps: dict[str, tuple[Flow, ...]] = {}
         self.is_tapped = self._taps.__contains__
         """Tells whether any flow derives from a table; asked of each write, so it is no method of its own."""
-        self._sealed: list[Sealed] = []
-        self._dropped: list[tuple[str, int]] = []
+        self.sealed: list[Sealed] = []
+        """Batches sealed since :meth:`take_sealed`."""
+        self.dropped: list[tuple[str, int]] = []
+        """Flow and newest dropped batch of what went since :meth:`take_dropped`."""
 
     def declare(self, declaration: FlowDeclaration, tables: Container[str], now_ms: int) -> str:
         """Declare a flow on a declared table; the same declaration again changes nothing. Returns its name."""
@@ -133,7 +135,7 @@ class FlowTable:
         fences = max((flow.consumers.fences, *(one.fence + 1 for one in flow.consumers.all())))
         self.retired.retire(name, Used(flow.batches.last, fences, flow.version + 1))
         # A batch that was sealed just now is about to be written, and then to be removed.
-        self._dropped.append((name, flow.batches.last))
+        self.dropped.append((name, flow.batches.last))
 
     def all(self) -> Iterable[Flow]:
         """Return all flows, in order of declaration."""
@@ -341,13 +343,13 @@ class FlowTable:
             raise typed(fault) from None
 
     def take_sealed(self) -> list[Sealed]:
-        """Hand over the batches sealed since the last call."""
-        sealed, self._sealed = self._sealed, []
+        """Hand over the batches sealed since the last call; their files are the caller's business."""
+        sealed, self.sealed = self.sealed, []
         return sealed
 
     def take_dropped(self) -> list[tuple[str, int]]:
         """Hand over (flow, newest dropped batch) of what retention let go since the last call."""
-        dropped, self._dropped = self._dropped, []
+        dropped, self.dropped = self.dropped, []
         return dropped
 
     def _cut(self, flow: Flow, now_ms: int) -> None:
@@ -355,7 +357,7 @@ class FlowTable:
         sealed = flow.segment.freeze(batches.last + 1)
         batches.append(sealed.first_commit, flow.segment.last_commit, sealed.items, sealed.size_bytes, now_ms)
         flow.retained_bytes += sealed.size_bytes
-        self._sealed.append(sealed)
+        self.sealed.append(sealed)
         self.retain(flow, now_ms)
 
     def retain(self, flow: Flow, now_ms: int) -> None:
@@ -365,7 +367,7 @@ class FlowTable:
             for number in range(flow.batches.first, through + 1):
                 flow.retained_bytes -= flow.batches.get(number).size_bytes
             flow.batches.drop_through(through)
-            self._dropped.append((flow.declaration.name, through))
+            self.dropped.append((flow.declaration.name, through))
         flow.adjust()
 
 

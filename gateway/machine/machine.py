@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from oncegate.gateway.machine import levels, row_ends
-from oncegate.gateway.machine.flow_state import FlowTable, Sealed
+from oncegate.gateway.machine.flow_state import FlowTable
 from oncegate.gateway.machine.row_ends import RowEnds
 from oncegate.gateway.machine.rows import ChangeRun, RowChange, RowStore
 from oncegate.gateway.machine.tables import Closing, Swept, Table
@@ -86,10 +86,6 @@ class Machine:
         self.ends_left = row_ends.ENDED_AT_ONCE_MAX
         self.changes.clear()
         self.joined.clear()
-
-    def take_sealed(self) -> list[Sealed]:
-        """Hand over the batches sealed since the last call; their files are the caller's business."""
-        return self.flows.take_sealed()
 
     def adopt(self, other: Machine) -> None:
         """Become ``other``, which is not used any more: everyone who holds this machine sees the new state."""

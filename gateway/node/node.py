@@ -19,7 +19,7 @@ from typing import Any, Final
 from oncegate.consensus.config import ReplicaConfig
 from oncegate.consensus.configuration import Configuration
 from oncegate.consensus.errors import ConsensusError
-from oncegate.consensus.ports import Role, RoleChange, SavedPoint, SnapshotManifest, SnapshotSink, SnapshotSource
+from oncegate.consensus.ports import Role, RoleChange
 from oncegate.consensus.replica.replica import Replica
 from oncegate.flows.publisher import Publisher
 from oncegate.flows.segment_store import SegmentStore
@@ -27,7 +27,6 @@ from oncegate.gateway.answers import Answer
 from oncegate.gateway.explain.explainer import EXPLAIN, Explainer
 from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.ordering import ClusterClock
 from oncegate.gateway.machine.state import MachineState
@@ -93,11 +92,13 @@ class Node:
             settings.data_dir / "state",
             barrier=self.publisher,
             cache_bytes=settings.state_cache_bytes,
+            on_applied=self._applied,
             on_installed=self._installed,
             on_damaged=self._damage_found,
             stand_in=True,
         )
         self.machine: Machine = self.state.machine
+        self._tables = len(self.machine.tables)
         history = ChangeHistory(settings.history_changes_max, settings.history_bytes_max, self.machine.commit)
         self.watching = Watching(history, WatchersMax.of(settings))
         self.row_turns = RowTurns(self.machine)
@@ -108,7 +109,7 @@ class Node:
         self.leadership = Leadership(node_id=settings.node)
         try:
             self.replica = Replica(
-                config, self, on_call=self._serve_call, at_once=self._serve_at_once, on_role=self._role
+                config, self.state, on_call=self._serve_call, at_once=self._serve_at_once, on_role=self._role
             )
         except BaseException:
             self.state.close()
@@ -201,73 +202,36 @@ class Node:
         await asyncio.to_thread(self.publisher.close)
         await asyncio.to_thread(self.state.close)
 
-    def apply(self, index: int, term: int, command: bytes) -> list[Any]:
-        """Apply a committed entry (:class:`oncegate.consensus.ports.StateMachine`) and publish the batches that it
-        sealed.
-
-        Raises StorageError if the state on disk is damaged, or cannot be saved any more: nothing is applied to it.
-        """
-        if self.state.broken is not None:
-            raise self.state.broken
+    def _applied(self, index: int, commit: int, results: list[Any]) -> None:
+        """An entry is in the machine, which was at ``commit`` before: publish what it sealed, tell who waits."""
         machine = self.machine
-        commit, tables = machine.commit, len(machine.tables)
-        results: list[Any] = apply(machine, index, term, command)
         self.explainer.verdicts.applied(index, commit, results)
-        for batch in machine.take_sealed():
-            # After a restart the log is applied again; batches whose files exist are not built again.
-            if not self.store.has(batch.flow, batch.number):
-                self.publisher.submit(batch)
-            self.reads.sealed(batch.flow)
-        for flow, number in machine.flows.take_dropped():
-            self.publisher.drop_through(flow, number)
+        flows = machine.flows
+        # Most entries seal nothing, and nobody waits for them: each of these spares them a call.
+        if flows.sealed:
+            for batch in flows.take_sealed():
+                # After a restart the log is applied again; batches whose files exist are not built again.
+                if not self.store.has(batch.flow, batch.number):
+                    self.publisher.submit(batch)
+                self.reads.sealed(batch.flow)
+        if flows.dropped:
+            for flow, number in flows.take_dropped():
+                self.publisher.drop_through(flow, number)
         self.watching.history.record(machine.changes, machine.commit, machine.joined)
-        # Nobody waits for most entries: each of these spares them a call.
         if self.reads.commit_waiters:
             self.reads.applied(machine.commit)
         if self.watching.watchers:
             self.watching.tell(machine.changes)
         if self.row_turns.waiting:
             self.row_turns.applied(machine.changes)
-        if len(machine.tables) < tables:
+        if len(machine.tables) != self._tables:
+            self._tables = len(machine.tables)
             self.watching.dropped(machine.tables)
-        return results
-
-    @property
-    def saved(self) -> SavedPoint | None:
-        """The newest durable point (:class:`oncegate.consensus.ports.DurableState`, as what follows)."""
-        return self.state.saved
-
-    @property
-    def unsaved_share(self) -> float:
-        """What has changed since the last save, as a share of what makes the next one due."""
-        return self.state.unsaved_share
-
-    @property
-    def saving(self) -> bool:
-        """A save is under way."""
-        return self.state.saving
 
     @property
     def damaged(self) -> bool:
         """The state must not be used."""
-        return self.state.damage is not None
-
-    @property
-    def wants_state(self) -> bool:
-        """A fresh copy of a damaged state was asked for."""
-        return self.state.wants_state
-
-    def begin_save(self, point: SavedPoint) -> None:
-        """Start to make the present state durable as ``point``."""
-        self.state.begin_save(point)
-
-    def open_snapshot(self) -> SnapshotSource:
-        """Copy the newest saved state; worker thread."""
-        return self.state.open_snapshot()
-
-    def open_sink(self, manifest: SnapshotManifest) -> SnapshotSink:
-        """Begin to receive a snapshot; worker thread."""
-        return self.state.open_sink(manifest)
+        return self.state.damaged
 
     def _installed(self) -> None:
         """A snapshot has replaced the machine's state: wake all waiting reads and fetch the missing batches."""
@@ -275,6 +239,7 @@ class Node:
             self._leaving.cancel()
             self._leaving = None
             log.warning("node %s has a sound state again", self.settings.node)
+        self._tables = len(self.machine.tables)
         self.reads.replaced()
         self.watching.replaced(self.machine.commit)
         self.fetcher.scan()

@@ -98,7 +98,7 @@ class SharedState:
         self._entries += 1
         machine, tables = self.machine, len(self.machine.tables)
         (result,) = apply(machine, self._entries, 1, c.encode_entry(self.time_ms, [in_columns(command)]))
-        for batch in machine.take_sealed():
+        for batch in machine.flows.take_sealed():
             self._batches.keep(batch)
             self.reads.sealed(batch.flow)
         for flow, number in machine.flows.take_dropped():

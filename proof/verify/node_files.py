@@ -198,7 +198,7 @@ class Replay:
                         raise self._difference(index, f"commit number {before}", commit)
                 if before != machine.commit:
                     raise self._difference(index, f"{machine.commit} as the newest commit number", before)
-                for batch in machine.take_sealed():
+                for batch in machine.flows.take_sealed():
                     self._build(batch, index)
                 machine.flows.take_dropped()
             self.index = index

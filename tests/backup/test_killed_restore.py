@@ -38,7 +38,7 @@ class Log:
     def load(self, state: MachineState) -> SavedPoint:
         for at in range(1, LAST + 1):
             apply(state.machine, at, 1, self._log.at(at))
-            for batch in state.machine.take_sealed():
+            for batch in state.machine.flows.take_sealed():
                 payload = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
                 self._sealed[batch.flow, batch.number] = payload
             state.machine.flows.take_dropped()

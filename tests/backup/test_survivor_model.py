@@ -106,7 +106,7 @@ class Left:
         for at in range(first, last + 1):
             if self.is_command(at):
                 apply(machine, at, self.terms[at], self.entries[at])
-                for batch in machine.take_sealed():
+                for batch in machine.flows.take_sealed():
                     place = batch.flow, batch.number
                     self.sealed[place] = segment.build(batch.chunks, batch.flow, batch.table, batch.number)
                     self.sealed_at[place] = at
@@ -288,9 +288,9 @@ def test_of_each_flow_is_let_go_what_was_dropped_of_it_and_nothing_of_another(
         at: [SimpleNamespace(flow=flow, number=number, chunks=[], table="t") for flow, number in sealed]
         for at, sealed in log.sealed.items()
     }
-    flows = SimpleNamespace(take_dropped=lambda: log.dropped[now[0]])
+    flows = SimpleNamespace(take_dropped=lambda: log.dropped[now[0]], take_sealed=lambda: batches[now[0]])
     monkeypatch.setattr(survivor, "apply", lambda machine, at, term, entry: now.__setitem__(0, at))
-    machine = SimpleNamespace(take_sealed=lambda: batches[now[0]], flows=flows)
+    machine = SimpleNamespace(flows=flows)
     origin: Any = object.__new__(SurvivorOrigin)
     origin._path, origin._saved, origin._point, origin._built = Path(), None, SavedPoint(0, 0, b""), {}
     origin._log, origin.known = log, SimpleNamespace(last=log.last_index, term=1)

@@ -88,7 +88,7 @@ class Member(Fed):
         while self.at < index:
             self.at += 1
             apply(self.machine, self.at, 1, self.log.at(self.at))
-            self.machine.take_sealed()
+            self.machine.flows.take_sealed()
             self.machine.flows.take_dropped()
 
     def apply(self, count: int) -> None:

@@ -207,8 +207,8 @@ async def saved(cluster: Three) -> None:
         async with asyncio.timeout(90):
             while True:
                 status = node.replica.status()
-                point = node.saved
-                idle = status.applied_index == status.commit_index and not node.saving
+                point = node.state.saved
+                idle = status.applied_index == status.commit_index and not node.state.saving
                 if idle and point is not None and point.index == status.applied_index:
                     break
                 if idle:
@@ -359,5 +359,5 @@ async def test_node_whose_state_cannot_be_saved_any_more_applies_nothing(tmp_pat
     async with serving(one_node(tmp_path)) as (_, node):
         node.state._broken = StorageError("saving failed")
         with pytest.raises(StorageError, match="saving failed"):
-            node.apply(10**6, 1, b"")
+            node.state.apply(10**6, 1, b"")
         node.state._broken = None

@@ -206,7 +206,7 @@ def test_a_name_that_is_back_has_nothing_of_the_flow_that_was_deleted() -> None:
     new, _ = cluster.done(c.Attach("f", "spark", "n"))
     assert new > old, "the same nonce was of another consumer"
     cluster.write(2)
-    assert [batch.number for batch in cluster.machine.take_sealed()][-1] == 3
+    assert [batch.number for batch in cluster.machine.flows.take_sealed()][-1] == 3
     with pytest.raises(OncegateError) as dropped:
         cluster.machine.flows.batch("f", 2)
     assert dropped.value.code is Code.RETENTION_EXCEEDED
@@ -420,7 +420,7 @@ class FlowLife(RuleBasedStateMachine):
 
     @invariant()
     def a_batch_number_is_used_once(self) -> None:
-        for batch in self.cluster.machine.take_sealed():
+        for batch in self.cluster.machine.flows.take_sealed():
             assert (batch.flow, batch.number) not in self.sealed
             self.sealed[batch.flow, batch.number] = batch.first_commit
 

@@ -200,7 +200,7 @@ def test_two_replicas_fed_the_same_log_are_equal_and_apply_never_raises(log: lis
     one, results = fed(stamped(log))
     two, _ = fed(stamped(log))
     assert state_digest(one) == state_digest(two)
-    assert one.take_sealed() == two.take_sealed()
+    assert one.flows.take_sealed() == two.flows.take_sealed()
     assert one.flows.take_dropped() == two.flows.take_dropped()
     for result in results:
         if isinstance(result, OncegateError):
@@ -251,7 +251,7 @@ def test_requests_in_columns_do_what_they_do_one_by_one(log: list[tuple[int, lis
                 assert session is not None
                 _, two.trackers[client] = SESSIONS.decode(Path("s"), SESSIONS.encode((session, tracker)))
                 assert two.trackers[client] == tracker
-    assert two.take_sealed() == one.take_sealed()
+    assert two.flows.take_sealed() == one.flows.take_sealed()
 
 
 @settings(max_examples=100, deadline=None)
@@ -290,7 +290,7 @@ from oncegate.gateway.machine.state import state_digest
 from tests.gateway.logs import RandomLog
 machine = RandomLog(1).applied(450)
 assert machine.commit > 300
-print(state_digest(machine), machine.take_sealed(), machine.flows.take_dropped())
+print(state_digest(machine), machine.flows.take_sealed(), machine.flows.take_dropped())
 """
 
 

@@ -59,7 +59,7 @@ def parts(result: Any) -> list[tuple[int, int, str, int]]:
 def items(made: Machine, flow: str = "s") -> list[tuple[int, str, Any, int]]:
     """(commit, key, value, sequence) of everything in a flow, sealed or not."""
     found: list[tuple[int, str, Any, int]] = []
-    sealed = [chunk for batch in made.take_sealed() if batch.flow == flow for chunk in batch.chunks]
+    sealed = [chunk for batch in made.flows.take_sealed() if batch.flow == flow for chunk in batch.chunks]
     for chunk in [*sealed, *made.flows.get(flow).segment.snapshot().chunks]:
         if isinstance(chunk, RangeChunk):
             keys, values = decode(chunk.body, chunk.offset, chunk.count)
@@ -190,7 +190,7 @@ def test_two_flows_of_a_table_get_the_same_items() -> None:
     made = machine()
     do(made, c.DeclareFlow(b'{"name":"other","source":"s","max_items":2}'))
     do(made, range_of(1, 3), c.Operate(1, 1, 1, [single(5)]))
-    sealed = made.take_sealed()
+    sealed = made.flows.take_sealed()
     assert [(b.flow, b.number, b.items) for b in sealed] == [("other", 1, 2), ("other", 2, 2)]
     assert made.flows.get("s").segment.items == 4
 
@@ -201,7 +201,7 @@ def test_seal_is_decided_by_its_entry_and_only_once() -> None:
     assert made.flows.due(499) == []
     assert made.flows.due(500) == [("s", 1)]
     assert do(made, c.Seal("s", 1), c.Seal("s", 1), c.Seal("s", 2), at=500) == [1, 1, 1]
-    [batch] = made.take_sealed()
+    [batch] = made.flows.take_sealed()
     assert (batch.number, batch.items, batch.first_commit, batch.last_commit) == (1, 3, 1, 3)
     assert isinstance(batch, SealedBatch)
     assert do(made, c.Seal("nowhere", 1))[0].code is Code.NOT_FOUND
@@ -248,7 +248,7 @@ def test_any_mixture_of_ranges_and_singles_applies_each_operation_once(sent: lis
             assert got[sequence] == expected[sequence]
         assert (made.replayed, made.commit) == (replayed, len(expected))
     by_commit = [(commit, f"k{s}", {"n": s}, s) for s, commit in sorted(expected.items(), key=lambda pair: pair[1])]
-    sealed = made.take_sealed()
+    sealed = made.flows.take_sealed()
     assert items(made) == by_commit
     assert all(batch.items == 3 for batch in sealed)
     assert sum(batch.items for batch in sealed) + made.flows.get("few").segment.items == len(expected)

@@ -15,10 +15,10 @@ import pytest
 from oncegate.consensus.ports import DurableState, SavedPoint
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.waiting import until
+from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import durable, state_digest
-from oncegate.gateway.node import node as node_module
 from oncegate.gateway.node import segment_fetch
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.node.settings import Settings
@@ -151,9 +151,9 @@ async def test_idempotency_keys_are_remembered_across_a_restart(files: Settings)
 async def _save(node: Node) -> SavedPoint:
     status = node.replica.status()
     point = SavedPoint(status.applied_index, status.term, b"")
-    node.begin_save(point)
+    node.state.begin_save(point)
     assert await asyncio.to_thread(node.state.wait_saved, 20)
-    assert node.saved == point
+    assert node.state.saved == point
     return point
 
 
@@ -172,8 +172,8 @@ async def test_node_is_a_durable_state_and_replays_only_what_came_after_a_save(
     files: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(files) as (api, node):
-        assert isinstance(node, DurableState)
-        assert node.saved is None
+        assert isinstance(node.state, DurableState)
+        assert node.state.saved is None
         client_id = await _work(api)
         point = await _save(node)
         await api.operate(client_id, {"sequence": 7, "op": "delete", "table": "rows", "key": "gone"}, put(8, "c", 3))
@@ -186,7 +186,7 @@ async def test_node_is_a_durable_state_and_replays_only_what_came_after_a_save(
         replayed.append(index)
         return apply(machine, index, term, data)
 
-    monkeypatch.setattr(node_module, "apply", noted)
+    monkeypatch.setattr(durable, "apply", noted)
     async with serving(files) as (api, _):
         assert (await api.call("GET", "/v1/tables/rows/rows/gone"))[0] == 404
         assert (await api.call("GET", "/v1/tables/rows/rows/c"))[2]["value"] == 3
@@ -203,7 +203,7 @@ async def test_node_refuses_writes_and_answers_reads_while_its_state_cannot_be_s
     with held(monkeypatch) as gate:
         async with serving(files) as (api, node):
             client_id = await _work(api)
-            node.begin_save(SavedPoint(node.replica.status().applied_index, 1, b""))
+            node.state.begin_save(SavedPoint(node.replica.status().applied_index, 1, b""))
             monkeypatch.setattr(node.state, "_fresh_bytes_max", 1)
             refused = await api.call("POST", "/v1/operations", operations(client_id, put(9, "d", 1)))
             assert_problem(refused, "OVERLOADED")
@@ -251,3 +251,22 @@ async def test_installed_snapshot_is_served_at_once_and_its_batches_are_asked_fo
             assert refused.value.code is Code.NOT_FOUND
             follower.store.put("events", 1, node.store.get("events", 1))
             assert await follower.reads.batch("events", 1) == await node.reads.batch("events", 1)
+
+
+async def test_watch_of_a_table_that_is_dropped_right_behind_an_installed_snapshot_is_woken(
+    files: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(files) as (api, node):
+        await declare(api)
+        await declare(api, "more")
+        await _save(node)
+        async with serving(one_node(tmp_path / "other")) as (other, follower):
+            follower.replica._engine._saving = None  # type: ignore[union-attr]
+            await declare(other)
+            # It knows one table less than the snapshot has: as many as there are behind the drop.
+            (await asyncio.to_thread(ship, node.state, follower.state)).install()
+            told: list[set[str]] = []
+            monkeypatch.setattr(follower.watching, "dropped", lambda tables: told.append(set(tables)))
+            drop = c.DropTable("more", follower.machine.tables["more"].incarnation, force=True)
+            follower.state.apply(10_000, 5, c.encode_entry(follower.machine.time_ms + 1, [drop]))
+            assert told == [{"rows"}]

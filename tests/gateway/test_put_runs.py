@@ -94,7 +94,7 @@ def test_runs_do_what_single_operations_do(seed: int, monkeypatch: pytest.Monkey
                 assert _said(other) == _said(result)
                 in_runs += len(result.verdicts) - len(other.verdicts)
     assert in_runs, "some of it was done at once"
-    assert runs.take_sealed() == singles.take_sealed()
+    assert runs.flows.take_sealed() == singles.flows.take_sealed()
 
 
 def test_only_plain_puts_under_adjacent_numbers_on_one_table_travel_in_columns() -> None:

@@ -78,7 +78,7 @@ def test_no_batch_ends_between_the_delete_and_the_put_of_a_move() -> None:
     filed(log, "a", Life(1, 0, "c"))
     filed(log, "b", Life(1, 0, "d"))
     ended(log, 1, "a", "b")
-    [sealed] = log.machine.take_sealed()
+    [sealed] = log.machine.flows.take_sealed()
     assert [key for chunk in sealed.chunks for key in chunk.keys] == ["a", "c"]  # type: ignore[union-attr]
     assert [item[1] for item in told(log)] == ["b", "d"]
 

@@ -42,7 +42,7 @@ class Side:
             entries.append([c.Operate(1, 1, number * 10, ops), c.Seal("s", number)])
         for index, commands in enumerate(entries, 1):
             apply(self.machine, index, 1, c.encode_entry(index, commands))
-        sealed = self.machine.take_sealed()
+        sealed = self.machine.flows.take_sealed()
         for batch in sealed if publish else []:
             self.publisher.submit(batch)
         assert self.publisher.wait_done(self.publisher.mark(), 60)  # the first batch loads numpy and pyarrow

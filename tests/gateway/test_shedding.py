@@ -77,7 +77,10 @@ def test_shed_items_leave_no_trace_context_behind() -> None:
         trace = f"00-{cluster.sequence:032x}-00f067aa0ba902b7-01"
         cluster.do(c.Operate(1, 1, cluster.sequence, [op], traceparent=trace))  # type: ignore[arg-type]
     view = cluster.flow.segment.run_view()
-    chunks = [*(chunk for batch in cluster.machine.take_sealed() for chunk in batch.chunks), view.chunk(0, view.items)]
+    chunks = [
+        *(chunk for batch in cluster.machine.flows.take_sealed() for chunk in batch.chunks),
+        view.chunk(0, view.items),
+    ]
     found = [
         (key, trace) for chunk in chunks if chunk.items and chunk.traceparents
         for key, trace in zip(chunk.keys, chunk.traceparents, strict=True) if trace is not None
@@ -98,7 +101,7 @@ def test_range_is_kept_or_left_out_whole_and_batches_keep_their_bound() -> None:
     assert 0 < shed < 600
     assert shed % 10 == 0
     assert total(cluster) == 600 - shed
-    assert max(batch.items for batch in cluster.machine.take_sealed() if batch.flow == "f") == 4
+    assert max(batch.items for batch in cluster.machine.flows.take_sealed() if batch.flow == "f") == 4
     for name in "tg":
         other = cluster.machine.flows.get(name)
         assert other.batches.items_total + other.segment.items == 600, "declared before it or after it"

@@ -300,7 +300,7 @@ def test_full_stream_table_refuses_a_transaction_whole_and_saying_why_changes_no
 
 def batches(machine: Machine, flow: str) -> Iterator[list[tuple[int, int]]]:
     """Yield (commit, sequence number) of each sealed batch's items, then of the open ones."""
-    for sealed in machine.take_sealed():
+    for sealed in machine.flows.take_sealed():
         if sealed.flow == flow:
             yield [item for chunk in sealed.chunks for item in _items(chunk)]
     yield [item for chunk in machine.flows.get(flow).segment.snapshot().chunks for item in _items(chunk)]

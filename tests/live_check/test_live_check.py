@@ -212,7 +212,7 @@ async def test_planted_read_without_its_round_is_caught_on_a_node_that_is_behind
     monkeypatch.setattr(Reads, "reach", reach)
     with monkeypatch.context() as behind:
         # The follower hears of nothing new; the leader and the third node go on.
-        behind.setattr(node, "apply", lambda index, term, command: [])
+        behind.setattr(node.state, "apply", lambda index, term, command: [])
         await api.operate(client_id, put(2, "a", 2))
         await api.call("GET", "/v1/tables/rows/rows/a")
         found = await three.checked(at)

@@ -63,7 +63,7 @@ class Gateway:
         (result,) = apply(self.machine, self.entries, 1, c.encode_entry(0, [command]))
         if isinstance(result, OncegateError):
             raise result
-        for sealed in self.machine.take_sealed():
+        for sealed in self.machine.flows.take_sealed():
             payload = segment.build(sealed.chunks, sealed.flow, sealed.table, sealed.number)
             items = segment.read_table(payload).cast(PLAIN_SCHEMA).combine_chunks().to_batches()[0]
             self.batches[sealed.flow, sealed.number] = FlowBatch(sealed.flow, sealed.number, items)

@@ -44,7 +44,7 @@ async def save(node: Node) -> None:
     status = node.replica.status()
     log = node.replica._running().log  # the term and configuration that consensus itself would save
     index = status.applied_index
-    node.begin_save(SavedPoint(index, log.term_at(index) or 0, log.membership.at(index)))
+    node.state.begin_save(SavedPoint(index, log.term_at(index) or 0, log.membership.at(index)))
     assert await asyncio.to_thread(node.state.wait_saved, 20)
 
 

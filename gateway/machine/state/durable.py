@@ -1,8 +1,9 @@
 """The machine with its state on disk: what consensus calls a :class:`oncegate.consensus.ports.DurableState`.
 
-Owns: when a save is due, the worker that writes it, retries, sending and receiving snapshots. A save is frozen on the
-event loop (:mod:`oncegate.gateway.machine.state.frozen`), written by the worker to one sorted file and added to the
-store in one atomic step; a crash at any moment leaves the save before. Read next:
+Owns: that nothing is applied to a state that is not sound, when a save is due, the worker that writes it, retries,
+sending and receiving snapshots. A save is frozen on the event loop (:mod:`oncegate.gateway.machine.state.frozen`),
+written by the worker to one sorted file and added to the store in one atomic step; a crash at any moment leaves the
+save before. Read next:
 :mod:`oncegate.gateway.machine.state.directory`, :mod:`oncegate.gateway.machine.state.snapshot`.
 """
 
@@ -16,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from oncegate.consensus.errors import NotReady, SafetyViolation, StorageError
 from oncegate.consensus.ports import SavedPoint, SnapshotManifest
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.state.errors import StateCorrupt
 from oncegate.gateway.machine.state.flow_images import FlowMarks
 from oncegate.gateway.machine.state.frozen import Frozen, Retired, freeze
@@ -39,6 +41,8 @@ FRESH_BYTES_MAX: Final = 512 * 2**20
 RETRY_S: Final = 1.0
 ROOM_TO_REOPEN_BYTES: Final = 16 * 2**20
 _DISCARDED_AT_ONCE: Final = 256
+AfterEntry = Callable[[int, int, list[Any]], None]
+"""Told of each applied entry: its index, the machine's commit number before it, and the results of its commands."""
 log = logging.getLogger(__name__)
 
 
@@ -91,6 +95,7 @@ class MachineState:
         save_rows, save_bytes: when :attr:`unsaved_share` becomes 1.
         fresh_bytes_max: when :attr:`overloaded` becomes true.
         retry_s: pause after a failed save.
+        on_applied: called behind each entry.
         on_installed: called on the event loop's thread when a snapshot has replaced the machine's state.
         on_damaged: called once, from any thread, when damage is found after the start.
         stand_in: a damaged state is no error: an empty machine stands in for it, :attr:`damage` is set, and nothing may
@@ -113,10 +118,12 @@ class MachineState:
         save_bytes: int = SAVE_BYTES,
         fresh_bytes_max: int = FRESH_BYTES_MAX,
         retry_s: float = RETRY_S,
+        on_applied: AfterEntry = lambda index, commit, results: None,
         on_installed: Callable[[], None] = lambda: None,
         on_damaged: Callable[[], None] = lambda: None,
         stand_in: bool = False,
     ) -> None:
+        self._on_applied = on_applied
         self._on_installed = on_installed
         self._barrier = barrier
         self._save_rows = save_rows
@@ -130,7 +137,8 @@ class MachineState:
         self.machine = restored.machine
         self.stats = SaveStats()
         self._broken: StorageError | None = None
-        self._saved = restored.point
+        self.saved = restored.point
+        """The newest durable point, None before the first."""
         self._marks: FlowMarks = restored.marks
         self._tally: DirtyTally = restored.tally
         self._sink: SnapshotStoreSink | None = None
@@ -144,15 +152,29 @@ class MachineState:
         self._pacer = Pacer()
         self._worker: threading.Thread | None = None
 
-    @property
-    def saved(self) -> SavedPoint | None:
-        """The newest durable point."""
-        return self._saved
+    def apply(self, index: int, term: int, command: bytes) -> list[Any]:
+        """Apply a committed entry; returns the results of its commands.
+
+        Raises:
+            StorageError: the state on disk is damaged, or cannot be saved any more: nothing was applied to it.
+            InvariantViolation: as :func:`oncegate.gateway.machine.apply.apply`.
+        """
+        if (broken := self.broken) is not None:
+            raise broken
+        commit = self.machine.commit
+        results = apply(self.machine, index, term, command)
+        self._on_applied(index, commit, results)
+        return results
 
     @property
     def saving(self) -> bool:
         """A save has begun and is not durable yet."""
         return self._save is not None
+
+    @property
+    def damaged(self) -> bool:
+        """There is :attr:`damage`."""
+        return self._directory.damage is not None
 
     @property
     def damage(self) -> StateCorrupt | None:
@@ -172,7 +194,7 @@ class MachineState:
     @property
     def broken(self) -> StorageError | None:
         """Why this node must stop serving this state: damage, or a save that cannot succeed."""
-        return self.damage or self._broken
+        return self._directory.damage or self._broken
 
     @property
     def store_path(self) -> Path:
@@ -222,7 +244,7 @@ class MachineState:
         """
 
         def reached() -> bool:
-            return self.broken is not None or (self._saved is not None and self._saved.index >= index)
+            return self.broken is not None or (self.saved is not None and self.saved.index >= index)
 
         with self._changed:
             done = self._changed.wait_for(reached, timeout_s)
@@ -252,8 +274,8 @@ class MachineState:
         Raises:
             SafetyViolation: a save is under way, or a newer one is durable.
         """
-        if self._save is not None or (self._saved is not None and point.index < self._saved.index):
-            raise SafetyViolation(f"a save of index {point.index} begins while {self._saved} is or becomes durable")
+        if self._save is not None or (self.saved is not None and point.index < self.saved.index):
+            raise SafetyViolation(f"a save of index {point.index} begins while {self.saved} is or becomes durable")
         mark = 0 if self._barrier is None else self._barrier.mark()
         frozen, retired = freeze(self.machine, point, self._marks)
         save = _Save(frozen, mark, self._tally.bytes, time.perf_counter())
@@ -284,10 +306,10 @@ class MachineState:
         """
         directory = self._directory.new_copy()
         with self._disk:
-            if self._saved is None or self.damage is not None:
+            if self.saved is None or self.damage is not None:
                 raise NotReady("nothing has been saved" if self.damage is None else str(self.damage))
             self._store.copy_to(directory)
-            point = self._saved
+            point = self.saved
         return StoreSnapshot(directory, point)
 
     def open_sink(self, manifest: SnapshotManifest) -> SnapshotStoreSink:
@@ -300,9 +322,9 @@ class MachineState:
     def _install(self, store: RocksStore, restored: Restored) -> None:
         point = restored.point
         with self._disk:
-            older = point is None or (self._saved is not None and point.index < self._saved.index)
+            older = point is None or (self.saved is not None and point.index < self.saved.index)
             if point is None or (older and self.damage is None):
-                raise SafetyViolation(f"a snapshot of {point} would replace {self._saved}")
+                raise SafetyViolation(f"a snapshot of {point} would replace {self.saved}")
             before = self._directory.pointer.store
             old_store, self._store = self._store, store
             old_store.on_damage = lambda damage: None
@@ -313,7 +335,7 @@ class MachineState:
                 if self._save is not None:
                     self._save.abandoned = True
                     self._save = None
-                self._saved = point
+                self.saved = point
                 self._marks, self._tally = restored.marks, restored.tally
                 self.machine.adopt(restored.machine)
                 self._garbage += (old_trackers, old_store)
@@ -403,7 +425,7 @@ class MachineState:
             self._directory.advance(point.index)
             took = time.perf_counter() - save.began_s
             with self._changed:
-                self._saved = point
+                self.saved = point
                 self._save = None
                 stats = self.stats
                 stats.saves, stats.cells = stats.saves + 1, stats.cells + save.cells

@@ -8,7 +8,6 @@ What is not real: sockets, threads, the files of batches and RocksDB. The engine
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 from oncegate.consensus.messages import decode, encode
 from oncegate.consensus.net.calls import Calls
@@ -53,7 +52,7 @@ class SimReplica(Replica):
     """The replica without a directory, a transport and threads of its own."""
 
     def __init__(self, node, gateway):
-        super().__init__(node.world.plan.config(node.name), gateway, on_call=gateway._serve_call)
+        super().__init__(node.world.plan.config(node.name), gateway.state, on_call=gateway._serve_call)
         self._node = node
         self._loop = node.loop
         self._ticker = SimTicker(node)
@@ -151,8 +150,9 @@ class SimGateway(Node):
         self._sim = node
         self._loop = node.loop
         plan = node.world.plan
-        self.state = ReplayedState() if plan.save_every is None else GatewayState(node)
+        self.state = ReplayedState(node) if plan.save_every is None else GatewayState(node)
         self.machine = self.state.machine
+        self._tables = len(self.machine.tables)
         self.clock = NodeClusterClock(node)
         self.leadership = Leadership(node_id=node.name)
         self.store = self.publisher = Batches(node)
@@ -170,15 +170,6 @@ class SimGateway(Node):
         self._timer = None
         self._stopping = False
         self._housework = {}
-
-    def apply(self, index, term, command):
-        sim = self._sim
-        sim.world.see.applied(sim.name, index, term, command)
-        results = super().apply(index, term, command)
-        self.state.applied()
-        if not index & 15:
-            sim.world.state_at(sim.name, index, self.machine)
-        return results
 
     def _new_identity(self):
         return f"{self._sim.world.stream(f'{self._sim.name} identity').getrandbits(128):032x}"
@@ -212,10 +203,7 @@ class GatewayNode(EngineNode):
 
     def new_machine(self):
         self.gateway = self.gateway_type(self)
-        if self.world.plan.save_every is not None:
-            return self.gateway
-        # The node as a machine without a state on disk.
-        return SimpleNamespace(saving=False, apply=self.gateway.apply)
+        return self.gateway.state
 
     def forget(self):
         if self.loop is not None:

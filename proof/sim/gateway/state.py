@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from oncegate.consensus.ports import SavedPoint
+from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state.frozen import freeze
 from oncegate.gateway.machine.state.restore import restore
@@ -51,6 +52,19 @@ class SavedCells(msgspec.Struct, array_like=True):
     cells: dict[bytes, bytes]
 
 
+def applied(node, index, term, command):
+    """Apply an entry to the machine of a node's gateway, seen by the world; return its results."""
+    world, gateway = node.world, node.gateway
+    world.see.applied(node.name, index, term, command)
+    machine = gateway.machine
+    commit = machine.commit
+    results = apply(machine, index, term, command)
+    gateway._applied(index, commit, results)
+    if not index & 15:
+        world.state_at(node.name, index, machine)
+    return results
+
+
 class GatewayState(DurableMachine):
     """A machine that is saved every so many entries; a save is written by a job that runs a while later."""
 
@@ -85,9 +99,10 @@ class GatewayState(DurableMachine):
         if self._opened:
             self._node.gateway._installed()
 
-    def applied(self):
-        """One entry more is in the machine."""
+    def apply(self, index, term, command):
+        results = applied(self._node, index, term, command)
         self.since += 1
+        return results
 
     def begin_save(self, point):
         self._node.world.state_at(self._node.name, point.index, self.machine)
@@ -120,10 +135,11 @@ class ReplayedState:
     """A machine that is made again from the whole log at each start."""
 
     broken = damage = None
-    overloaded = False
+    overloaded = saving = False
 
-    def __init__(self):
+    def __init__(self, node):
+        self._node = node
         self.machine = Machine()
 
-    def applied(self):
-        pass
+    def apply(self, index, term, command):
+        return applied(self._node, index, term, command)
