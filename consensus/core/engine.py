@@ -301,7 +301,9 @@ class Engine(Generic[Token]):
             more = leading.replication.replicate(peers.epochs, now)
             if self._snapshots is not None:
                 self._snapshots.lead(peers.epochs, now)
-            leading.reads.serve(now)
+            rounds = leading.reads.rounds
+            if rounds.asking or rounds.waiting:
+                leading.reads.serve(now)
         elif leading.proposals.queued:
             leading.proposals.refuse_queued(self.leader_id)
         if self._snapshots is not None:

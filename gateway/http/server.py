@@ -32,8 +32,7 @@ from oncegate.gateway.http.admission.hosts import ANY, AllowedHosts
 from oncegate.gateway.http.admission.parsing import ParsingThread
 from oncegate.gateway.http.auth import Tokens, tokens_of
 from oncegate.gateway.http.hot.connection import AiohttpSide, Connection
-from oncegate.gateway.http.hot.request import Aside
-from oncegate.gateway.http.hot.routes import HotRoutes
+from oncegate.gateway.http.hot.request import Aside, HotRoutes
 from oncegate.gateway.http.hot.shared import Shared
 from oncegate.gateway.http.negotiation import BODIES, NODE, PARSING, RUNNING, problem
 from oncegate.gateway.http.observing import ACCESS, AUDIT, REQUESTS, SPANS, observing

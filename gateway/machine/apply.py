@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from oncegate.gateway.machine import cascades, dropping, ending, flow_handlers, levels, operations, session_handlers
+from oncegate.gateway.machine import cascades, ending, flow_handlers, levels, operations, session_handlers, table_life
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.declarations import declare_table
 from oncegate.gateway.machine.idempotency_keys import forget_keys, operate_keyed
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.tables import Table
@@ -55,9 +54,9 @@ HANDLERS: Final[dict[type, Callable[[Machine, Any], Any]]] = {
     c.Resolve: session_handlers.resolve_request,
     c.CloseSession: session_handlers.close_session,
     c.Reap: session_handlers.reap,
-    c.DeclareTable: declare_table,
-    c.DropTable: dropping.drop_table,
-    c.SweepTables: dropping.sweep_tables,
+    c.DeclareTable: table_life.declare_table,
+    c.DropTable: table_life.drop_table,
+    c.SweepTables: table_life.sweep_tables,
     c.DeclareFlow: flow_handlers.declare_flow,
     c.Seal: flow_handlers.seal,
     c.ClockBatches: flow_handlers.clock_batches,

@@ -20,8 +20,8 @@ from oncegate.gateway.client.sync_crossing import LoopThread
 from oncegate.gateway.http.server import running
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.declarations import declare_table
 from oncegate.gateway.machine.session_handlers import open_session
+from oncegate.gateway.machine.table_life import declare_table
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.dead_letters import DEAD_LETTERS
 from oncegate.stores.tables import WRITE_TS

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import declarations, dropping
+from oncegate.gateway.machine import table_life
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
@@ -190,9 +190,9 @@ def agrees(told: Any, code: Code | None) -> None:
 def test_table_is_there_until_it_is_dropped_and_its_name_is_free_once_its_rows_are_gone(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declarations, "TABLES_MAX", TABLES)
-    monkeypatch.setattr(declarations, "TABLES_EVER_MAX", EVER)
-    monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", SWEPT)
+    monkeypatch.setattr(table_life, "TABLES_MAX", TABLES)
+    monkeypatch.setattr(table_life, "TABLES_EVER_MAX", EVER)
+    monkeypatch.setattr(table_life, "SWEEP_ROWS_MAX", SWEPT)
     dice, driven = random.Random(seed), Driven()
     steps = (
         driven.declare,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine import dropping
+from oncegate.gateway.machine import table_life
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Dropped
@@ -81,7 +81,7 @@ def test_table_is_dropped_by_the_number_of_its_incarnation_and_no_other() -> Non
 
 
 def test_rows_stand_in_the_way_unless_it_is_forced_and_go_a_few_in_each_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", 4)
+    monkeypatch.setattr(table_life, "SWEEP_ROWS_MAX", 4)
     log = Log()
     log.declare()
     for n in range(10):
@@ -105,7 +105,7 @@ def test_rows_stand_in_the_way_unless_it_is_forced_and_go_a_few_in_each_entry(mo
 def test_entry_that_removes_rows_of_a_dropped_table_tells_of_all_else_that_it_changes_and_of_none_of_these(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", 4)
+    monkeypatch.setattr(table_life, "SWEEP_ROWS_MAX", 4)
     log = Log()
     log.declare()
     log.declare("other")
@@ -126,7 +126,7 @@ def test_entry_that_removes_rows_of_a_dropped_table_tells_of_all_else_that_it_ch
 
 
 def test_large_rows_go_fewer_in_each_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "SWEEP_BYTES_MAX", 15)
+    monkeypatch.setattr(table_life, "SWEEP_BYTES_MAX", 15)
     log = Log()
     log.declare()
     for n in range(6):
@@ -247,7 +247,7 @@ def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: tuple[int, ...]
 ) -> None:
     """A save before the drop, between the steps and after them: each reopens as what it was, and ends without a row."""
-    monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", 3)
+    monkeypatch.setattr(table_life, "SWEEP_ROWS_MAX", 3)
     fed = Fed(tmp_path)
     fed.do(c.OpenSession("n", 3_600_000, 512))
     for name in ("t", "kept"):
@@ -298,8 +298,8 @@ def test_saved_state_keeps_numbers_and_what_is_left_to_be_removed(
 def test_state_in_memory_and_on_disk_are_the_same_through_drops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dropping, "SWEEP_ROWS_MAX", 2)
-    monkeypatch.setattr(dropping, "SWEEP_BYTES_MAX", 100)
+    monkeypatch.setattr(table_life, "SWEEP_ROWS_MAX", 2)
+    monkeypatch.setattr(table_life, "SWEEP_BYTES_MAX", 100)
     fed, plain = Fed(tmp_path), Machine()
     ops = [
         c.Op(SequenceNumber(n), c.OpKind.PUT, "t", f"k{n % 7}", Fingerprint(n), b'"%s"' % (b"x" * (n * 9)))

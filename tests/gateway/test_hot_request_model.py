@@ -24,8 +24,7 @@ from oncegate.gateway.http.admission.bodies import BodyBudget
 from oncegate.gateway.http.admission.desk import OperationRate, Usage
 from oncegate.gateway.http.exchange import Exchange, Reply
 from oncegate.gateway.http.hot import request as hot
-from oncegate.gateway.http.hot.request import HotRequest
-from oncegate.gateway.http.hot.routes import Fields
+from oncegate.gateway.http.hot.request import Fields, HotRequest
 from oncegate.gateway.http.identity import Identity, Scope
 from oncegate.gateway.machine.tenant_share import share
 from oncegate.rifl.errors import Code, OncegateError

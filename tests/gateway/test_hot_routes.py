@@ -13,7 +13,7 @@ from oncegate.gateway import wire
 from oncegate.gateway.http.admission.desk import Desk
 from oncegate.gateway.http.admission.hosts import AllowedHosts
 from oncegate.gateway.http.hot.framing import Head
-from oncegate.gateway.http.hot.routes import Fields, Form, Found, HotRoutes
+from oncegate.gateway.http.hot.request import Fields, Form, Found, HotRoutes
 from oncegate.gateway.http.identity import ANONYMOUS
 from oncegate.gateway.http.routing import UNNAMED, Route
 from oncegate.gateway.http.server import ROUTES

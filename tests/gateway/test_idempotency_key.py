@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oncegate.gateway.http import request_headers as plain
 from oncegate.gateway.http.exchange import traceparent
-from oncegate.gateway.http.hot.routes import Fields
+from oncegate.gateway.http.hot.request import Fields
 from oncegate.gateway.idempotency_key import KEY_LENGTH_MAX, read_any_key, read_key
 from oncegate.gateway.machine import commands as c
 from oncegate.rifl.errors import OncegateError

@@ -12,7 +12,7 @@ from oncegate.gateway.http.admission.desk import Desk
 from oncegate.gateway.http.admission.hosts import AllowedHosts
 from oncegate.gateway.http.hot import framing
 from oncegate.gateway.http.hot.framing import KnownHead
-from oncegate.gateway.http.hot.routes import Form, HotRoutes
+from oncegate.gateway.http.hot.request import Form, HotRoutes
 from oncegate.gateway.http.server import ROUTES
 from oncegate.rifl.errors import Code, OncegateError
 

@@ -22,7 +22,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.rows import StoredRow
-from oncegate.gateway.machine.state import MachineState, durable, session_images, state_digest, store
+from oncegate.gateway.machine.state import MachineState, durable, frozen, state_digest, store
 from oncegate.gateway.machine.state import keys as keys_module
 from oncegate.gateway.machine.state import rows as rows_module
 from oncegate.gateway.machine.state.directory import StateDirectory
@@ -138,7 +138,7 @@ def test_changes_during_a_save_are_seen_at_once_and_saved_by_the_next(
 
 
 def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(session_images.SessionImages, "before_change", lambda self, client_id: None)
+    patch.setattr(frozen.SessionImages, "before_change", lambda self, client_id: None)
 
 
 def overlay_cleared_before_the_ingest(patch: pytest.MonkeyPatch) -> None:

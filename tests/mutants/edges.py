@@ -47,7 +47,7 @@ BUGS: Final = (
     EdgeBug(
         "admission/tables-of-the-request-before",
         "a token for one table writes to another, after some requests that are alike",
-        "gateway/http/hot/routes.py",
+        "gateway/http/hot/request.py",
         "Asked(head.method, head.target, route, found.names, (), asked.header, known.media, has_body)",
         "Asked(head.method, head.target, route, asked.names, (), asked.header, known.media, has_body)",
         _CONNECTION,

@@ -31,8 +31,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from oncegate.gateway.http.exchange import Exchange
 from oncegate.gateway.http.hot import framing
 from oncegate.gateway.http.hot.framing import KNOWN_BYTES_MAX, MISSES_MIN, Head, KnownHead
-from oncegate.gateway.http.hot.request import HotRequest
-from oncegate.gateway.http.hot.routes import Found, HotRoutes
+from oncegate.gateway.http.hot.request import Found, HotRequest, HotRoutes
 from oncegate.gateway.http.hot.shared import Shared
 from oncegate.gateway.http.negotiation import bare_problem
 from oncegate.rifl.errors import Code, OncegateError

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from oncegate.gateway import wire
 
 if TYPE_CHECKING:
-    from oncegate.gateway.http.hot.routes import Form
+    from oncegate.gateway.http.hot.request import Form
 
 END: Final = b"\r\n\r\n"
 HEAD_BYTES_MAX: Final = 8_000

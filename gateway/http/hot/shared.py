@@ -8,8 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from oncegate.gateway.http.admission.connections import Guard
-from oncegate.gateway.http.hot.request import Aside
-from oncegate.gateway.http.hot.routes import HotRoutes
+from oncegate.gateway.http.hot.request import Aside, HotRoutes
 
 if TYPE_CHECKING:
     from oncegate.gateway.http.hot.connection import AiohttpSide

@@ -6,7 +6,8 @@ of the save is a cell among the others, so it becomes durable with them or not a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -19,9 +20,60 @@ from oncegate.gateway.machine.state.keys import FrozenKeys, StoredKeys
 from oncegate.gateway.machine.state.layout import ENDS, FLOWS, META, SESSIONS, FlowIndex, Meta, TableMeta
 from oncegate.gateway.machine.state.order import sorted_in_runs
 from oncegate.gateway.machine.state.rows import CellColumns, FrozenRows, StoredRows
-from oncegate.gateway.machine.state.session_images import SessionImages
 from oncegate.gateway.machine.tables import Table
 from oncegate.rifl.errors import InvariantViolation
+from oncegate.rifl.result_tracker import ResultTracker
+from oncegate.rifl.session import SessionTable
+
+
+class SessionImages:
+    """Images of the sessions that changed since the save before.
+
+    Args:
+        sessions, trackers: the machine's own.
+        ids: the sessions that changed; the caller changes this set no more. An id without a session was closed.
+    """
+
+    def __init__(self, sessions: SessionTable, trackers: Mapping[int, ResultTracker], ids: set[int]) -> None:
+        self._sessions = sessions
+        self._trackers = trackers
+        self._ids = ids
+        self._taken: dict[int, bytes | None] = {}
+        self._lock = threading.Lock()
+        self.taken_bytes = 0
+        """Memory held by images taken because their session has changed."""
+
+    def before_change(self, client_id: int) -> None:
+        """Keep a session as it is now, before the machine changes it. Event loop's thread."""
+        if client_id not in self._ids:
+            return
+        with self._lock:
+            if client_id in self._ids and client_id not in self._taken:
+                image = self._taken[client_id] = self._encoded(client_id)
+                self.taken_bytes += 0 if image is None else len(image)
+
+    def image(self, client_id: int) -> bytes | None:
+        """Return a session as it was at the freeze, None if it was closed. Worker thread."""
+        with self._lock:
+            if client_id in self._taken:
+                return self._taken[client_id]
+            return self._encoded(client_id)
+
+    def ids(self) -> Iterator[int]:
+        """Yield the ids of the sessions that changed, ascending."""
+        return sorted_in_runs(self._ids)
+
+    def release(self) -> None:
+        """Everything has been written to a file: later changes concern this save no more."""
+        with self._lock:
+            self._ids = set()
+            self._taken = {}
+            self.taken_bytes = 0
+
+    def _encoded(self, client_id: int) -> bytes | None:
+        session = self._sessions.get(client_id)
+        return None if session is None else SESSIONS.encode((session, self._trackers[client_id]))
+
 
 Retired = dict[Any, Any]
 """A dict that is not used any more; freeing a large one at once would hold everybody up."""
