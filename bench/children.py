@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.peer import with_its_parent
-from bench.peers.usage import Usage
+from bench.usage import Usage
 from oncegate.gateway.local.processes import end_session, session_members
 
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from bench.calibrate import fdatasync_4k
 from bench.figures import Latency, header, save
-from bench.state import rss_anon_mb
+from bench.usage import anonymous_mib
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.machine import commands as c
@@ -98,7 +98,7 @@ def memory(count: int, operations: int) -> None:
     """Child: print the anonymous bytes of a session that made ``operations``, all acknowledged."""
     quiet_collector()
     filled = Filled(Machine(), count)
-    before = rss_anon_mb()
+    before = anonymous_mib()
     filled.fill()
     for client_id in range(1, count + 1) if operations else ():
         for _ in range(operations):
@@ -108,7 +108,7 @@ def memory(count: int, operations: int) -> None:
         filled.machine.trackers[client_id].acknowledge(SequenceNumber(operations + 1))
     filled.machine.touched = set()  # as after a save
     gc.collect()
-    print(json.dumps({"bytes": (rss_anon_mb() - before) * 2**20 / count, "tracked": len(gc.get_objects())}))
+    print(json.dumps({"bytes": (anonymous_mib() - before) * 2**20 / count, "tracked": len(gc.get_objects())}))
 
 
 def apply_cost(counts: list[int], rounds: int, seed: int) -> list[dict[str, Any]]:
@@ -196,11 +196,11 @@ def state_cost(directory: Path, count: int, seed: int) -> list[dict[str, Any]]:
 
 def opened(directory: Path) -> None:
     """Child: open a state and print how long it took."""
-    before, began = rss_anon_mb(), time.perf_counter()
+    before, began = anonymous_mib(), time.perf_counter()
     state = MachineState(directory)
     took = time.perf_counter() - began
     count = len(state.machine.sessions)
-    print(json.dumps({"ready_s": took, "sessions": count, "bytes": (rss_anon_mb() - before) * 2**20 / count}))
+    print(json.dumps({"ready_s": took, "sessions": count, "bytes": (anonymous_mib() - before) * 2**20 / count}))
     state.close()
 
 

@@ -24,7 +24,7 @@ from bench import sizing_page
 from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import Latency, header, save
 from bench.ingest import WARM_UP_S, Load, declare, single_puts
-from bench.peers.usage import MachineTime, Usage
+from bench.usage import MachineTime, Usage
 from oncegate import Client
 from oncegate.gateway.local.cluster import LocalCluster
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from string import ascii_letters
 from typing import Any, Final
 
-from bench.state import rss_anon_mb
+from bench.usage import anonymous_mib
 from oncegate.flows import range_body
 from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.local.ports import free_ports
@@ -202,7 +202,7 @@ def figures(node: Counted, data_dir: Path) -> dict[str, Any]:
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     return {
-        "rss_anon": int(rss_anon_mb() * 2**20),
+        "rss_anon": int(anonymous_mib() * 2**20),
         "rss_peak": peak,
         "state": node.state.disk_bytes,
         "journal": node.replica.status().journal_bytes,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bench.children import talking
 from bench.dataflows.stage import STARTED_S, Run, declare, words_of
 from bench.dataflows.workload import Audience
-from bench.peers.usage import MachineTime, Usage
+from bench.usage import MachineTime, Usage
 from oncegate.gateway.local.cluster import LocalCluster
 
 ENDED_S: Final = 240.0

@@ -31,7 +31,7 @@ from bench.dataflows.writers import INTERVAL_MS
 from bench.experiments.results import Watch
 from bench.peers import disturbance
 from bench.peers.nats import Nats
-from bench.peers.usage import Usage
+from bench.usage import Usage
 from oncegate import Client
 from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster

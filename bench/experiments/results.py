@@ -23,7 +23,7 @@ from bench.calibrate import bare_posts, fdatasync_4k
 from bench.figures import header
 from bench.options import at_least, command_of, end_in_order, folder
 from bench.peers import disturbance
-from bench.peers.usage import MachineTime, Usage, descendants
+from bench.usage import MachineTime, Usage, descendants
 
 RESULTS: Final = Path(__file__).parent.parent / "results"
 DURABLE: Final = "three nodes, each flushed with fdatasync before the answer"

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Final
 
-from bench.peers.usage import MachineTime
+from bench.usage import MachineTime
 
 BUSY_BEFORE_MAX: Final = 0.15
 """Share of all cores that others may take before a round, while nothing of the bench runs."""

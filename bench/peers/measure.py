@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from bench.peers import disturbance
 from bench.peers.peer import Case, Peer, with_its_parent
-from bench.peers.usage import MachineTime, Usage
+from bench.usage import MachineTime, Usage
 
 LATE_S: Final = 40.0
 """How much longer than its window a load may take: connections before it, the last answers after it."""

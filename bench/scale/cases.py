@@ -17,9 +17,8 @@ from typing import ClassVar, Final
 import aiohttp
 
 from bench.dedup import Side
+from bench.scale.watches import TableWatches, Watches, watch_flags
 from bench.scale.window import Operation
-from bench.table_watches import TableWatches
-from bench.watching import Watchers, watch_flags
 
 VALUE_BYTES: Final = 200
 AT_ONCE: Final = 512
@@ -156,10 +155,7 @@ class Sessions(Case):
 
 class Remembered(Case):
     name, title = "remembered", "Remembered idempotency keys"
-    what = (
-        "Keys of events that came before, each remembered for a day; rows are overwritten, each time under a new key. "
-        "`python -m bench.remembered_keys` has as many as wanted in one node."
-    )
+    what = "Keys of events that came before, each remembered for a day; rows are overwritten, each under a new key."
     sizes, quick = (10_000, 100_000, 1_000_000), (1_000, 10_000)
     flags = ("--idempotency-keys-bytes-max", str(1 << 36))
 
@@ -227,19 +223,18 @@ class Watching(Case):
     flags = watch_flags(11_000)
 
     def __init__(self) -> None:
-        self._watchers: list[Watchers] = []
+        self._watchers: list[Watches] = []
 
     async def grow(self, side: Side, begin: int, end: int) -> None:
-        watchers = Watchers()
-        self._watchers.append(watchers)
-        await watchers.open(side.cluster.endpoints[0], end - begin, "row", first=begin)
+        self._watchers.append(watches := Watches(side.cluster.endpoints[0], "t"))
+        await watches.begin([f"?key=row{number}" for number in range(begin, end)])
 
     def operation(self, side: Side, size: int) -> Operation:
         return lambda number: side.session.put("t", f"row{number % size}", value_of(number))
 
     async def end(self) -> None:
-        for watchers in self._watchers:
-            await watchers.close()
+        for watches in self._watchers:
+            await watches.close()
         self._watchers.clear()
 
 

@@ -9,8 +9,8 @@ import time
 from typing import Any, Final, NamedTuple
 
 from bench.children import Talking
-from bench.peers.usage import Usage
 from bench.stream.events import CONSUMER, TABLE
+from bench.usage import Usage
 from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
 

@@ -23,7 +23,7 @@ from bench.experiments.about import header_of
 from bench.limits import Limit
 from bench.markdown import COLUMNS
 from bench.peers import disturbance
-from bench.peers.usage import MachineTime, descendants
+from bench.usage import MachineTime, descendants
 
 
 def test_page_and_plots_are_what_the_stored_runs_draw() -> None:

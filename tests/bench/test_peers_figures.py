@@ -16,7 +16,7 @@ from bench.peers.ratios import Key, Run, Spread, over_best, runs
 from bench.peers.rounds import order
 from bench.peers.sdk_load import Window, gaps
 from bench.peers.targets import TARGETS, judge
-from bench.peers.usage import TICKS_PER_S, MachineTime, Usage
+from bench.usage import TICKS_PER_S, MachineTime, Usage
 
 OURS, THEIRS, OTHER = Key("oncegate", "sdk", 64), Key("nats", "sync", 64), Key("etcd", "txn", 64)
 

@@ -15,8 +15,8 @@ from bench.experiments.results import shown
 from bench.scale import page
 from bench.scale.__main__ import measured
 from bench.scale.cases import CASES, Keys, Rows, Tables, key_of, scattered, value_of
+from bench.scale.watches import TableWatches
 from bench.scale.window import Window, row
-from bench.table_watches import TableWatches
 from oncegate import Client
 from oncegate.gateway.testing.nodes import FakeGateway
 

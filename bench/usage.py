@@ -37,6 +37,12 @@ class Usage(NamedTuple):
         return Usage(self.cpu_s - before.cpu_s, self.written_bytes - before.written_bytes)
 
 
+def anonymous_mib(pid: int | str = "self") -> float:
+    """Return the anonymous memory of a process: what the page cache cannot give back."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and they, and so on, as they are now."""
     parents: dict[int, list[int]] = {}
