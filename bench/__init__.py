@@ -1,1 +1,1 @@
-"""Experiments, one file each. A figure is only ever quoted from what these print."""
+"""Measurements. A bench declares its options and yields rows (`bench.harness`); figures are only quoted from those."""

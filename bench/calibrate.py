@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
+from bench.children import serving
 from bench.figures import Latency
 
 BLOCK_BYTES: Final = 4096
@@ -84,14 +84,8 @@ async def _load(port: int, connections: int, seconds: float) -> float:
 
 def bare_posts(connections: int = 64, seconds: float = 3.0) -> float:
     """Return aiohttp POSTs of 200 bytes a second: one client process, one server process, nothing behind it."""
-    command = [sys.executable, "-m", "bench.calibrate", "--serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline())
-            return asyncio.run(_load(port, connections, seconds))
-        finally:
-            server.terminate()
+    with serving("bench.calibrate", "--serve") as port:
+        return asyncio.run(_load(int(port), connections, seconds))
 
 
 def main() -> None:

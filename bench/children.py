@@ -1,23 +1,66 @@
-"""Children that print events as lines of JSON: load generators, workers and Spark drivers of the experiments.
+"""Children of benches: servers that print an address, processes that print a figure, and those that print events.
 
-Owns: their start, their end with all that they have started, and what they have said so far.
+Owns: their start, their end with all that they have started, and what they have said so far. Events are lines of JSON:
+so speak load generators, workers and Spark drivers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bench.peers.peer import with_its_parent
 from bench.usage import Usage
 from oncegate.gateway.local.processes import end_session, session_members
+
+# A parent that died before the kernel was told is one that this process never had.
+_ENDS_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def with_its_parent(command: list[str]) -> list[str]:
+    """Let a process be killed when its parent, this one, dies: a bench that is killed leaves nothing behind."""
+    return [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *command]
+
+
+def answer_of(module: str, *words: str) -> Any:
+    """Run a module to its end, and return what it has printed as JSON."""
+    return json.loads(subprocess.run([sys.executable, "-m", module, *words], check=True, stdout=subprocess.PIPE).stdout)
+
+
+@contextlib.contextmanager
+def serving(module: str, *words: str) -> Iterator[str]:
+    """Run a server for as long as the block lasts; yields the address, which it prints first.
+
+    Raises:
+        Failed: it ended before.
+    """
+    command, pipe = with_its_parent([sys.executable, "-m", module, *words]), subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:
+        try:
+            assert server.stdout is not None
+            if not (address := server.stdout.readline().strip()):
+                raise Failed(f"{module} did not start")
+            yield address
+        finally:
+            server.terminate()
+
+
+def say(event: str, **fields: Any) -> None:
+    """Print one event: what a child says."""
+    print(json.dumps({"event": event, **fields}), flush=True)
 
 
 class Failed(RuntimeError):

@@ -9,20 +9,17 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from bench import fanout_raw
-from bench.experiments.results import parser, watched
-from bench.figures import Latency, save
+from bench.figures import Latency
+from bench.harness import Bench, option, part
 from bench.options import at_least
 from oncegate.spark_sink import session
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
@@ -35,8 +32,6 @@ from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 
 DATA = Path(__file__).parents[1] / "examples" / "collegemsg.txt.gz"
 TUNING_MESSAGES = 6_000
-MESSAGES: Final = 59_835
-MESSAGES_QUICK: Final = 6_000
 OWN: Final = "our store without Spark, 2 processes"
 
 
@@ -103,23 +98,13 @@ def through_spark(node: FakeNode, store_url: str, directory: Path, options: argp
     return Rate(rows, steady, rows / whole_s, Latency.of(gaps_s), derive / (derive + write))
 
 
-@contextmanager
-def fresh(directory: Path, name: str) -> Iterator[Path]:
-    path = directory / name
-    path.mkdir()
-    yield path
-    shutil.rmtree(path)
-
-
 def bench_sqlite(node: FakeNode, directory: Path, options: argparse.Namespace) -> Found:
     """Write through Spark into SQLite, beside both raw limits."""
-    with fresh(directory, "raw") as raw_directory:
-        raw = fanout_raw.in_processes(fanout_raw.write_sqlite, DATA, options.messages, 2, raw_directory)
-    with fresh(directory, "spark") as path:
-        url = f"sqlite://{path}/store"
-        rate = through_spark(node, url, path, options, "sqlite")
-        own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(f"{url}-own"))
-        return counted(url, rate, {"raw sqlite3, 2 processes, a file each": raw, OWN: own})
+    url = f"sqlite://{directory}/store"
+    raw = fanout_raw.in_processes(fanout_raw.write_sqlite, DATA, options.messages, 2, directory)
+    rate = through_spark(node, url, directory, options, "sqlite")
+    own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(f"{url}-own"))
+    return counted(url, rate, {"raw sqlite3, 2 processes, a file each": raw, OWN: own})
 
 
 def bench_cassandra(node: FakeNode, directory: Path, options: argparse.Namespace) -> Found:
@@ -162,61 +147,39 @@ def counted(url: str, rate: Rate, raws: dict[str, float]) -> Found:
     return Found(rate, raws, scan_s, durability)
 
 
-def show(found: Found) -> None:
-    """Print the figures of one run beside the raw limits."""
-    rate, spent = found.rate, found.rate.micro_batches
-    print(f"   through Spark: {rate.steady_rows_per_s:,.0f} rows/s steady, {rate.whole_rows_per_s:,.0f} with the start")
-    print(
-        f"   micro-batches: p50 {spent.p50_ms:.0f} ms, p99 {spent.p99_ms:.0f} ms, max {spent.max_ms:.0f} ms, "
-        f"{spent.samples} samples; {rate.derive_share:.0%} of the tasks' time makes rows, the rest writes them"
-    )
-    for what, raw in found.raws.items():
-        print(f"   {what}: {raw:,.0f} rows/s; through Spark is {rate.steady_rows_per_s / raw:.2f} of it")
-    print(f"   read back: {rate.rows:,} rows, all there, in {found.scan_s:.1f} s; {found.durability}", flush=True)
+BENCH: Final = Bench(
+    "fanout", __doc__, drawn=True, durability="as the store says",
+    options=(
+        option("--store", "both", "that is written", choices=(*map(str.lower, STORES), "both")),
+        option("--messages", 59_835, "of the flow; fewer: a sample", quick=6_000, type=at_least(1)),
+        option("--batch", 1_000, "items in a batch of the flow", type=at_least(1)),
+        option("--batches-per-trigger", 10, "of the job", type=at_least(1)),
+        option("--rows-per-write", 400_000, "of the job", type=at_least(1)),
+        option("--cores", 2, "of Spark", type=at_least(1)),
+        option("--rounds", 1, "of each store", type=at_least(1)),
+        option("--heap", "1g", "of the Cassandra node"),
+        option("--commitlog-sync", "group", "of it; periodic: a sample", choices=("batch", "group", "periodic")),
+    ),
+)  # fmt: skip
 
 
-def parse() -> argparse.Namespace:
-    """Return the options; a run that differs from a whole one is a sample."""
-    own = parser(__doc__ or "")
-    own.add_argument("--store", choices=("sqlite", "cassandra", "both"), default="both")
-    own.add_argument("--messages", type=at_least(1), help=f"[{MESSAGES:,}: all; {MESSAGES_QUICK:,} with --quick]")
-    own.add_argument("--batch", type=at_least(1), default=1_000, help="items in a batch of the flow")
-    own.add_argument("--batches-per-trigger", type=at_least(1), help="[10; 2 with --quick]")
-    own.add_argument("--rows-per-write", type=at_least(1), default=400_000)
-    own.add_argument("--cores", type=at_least(1), default=2)
-    own.add_argument("--rounds", type=at_least(1), default=1)
-    own.add_argument("--heap", default="1g", help="of the Cassandra node")
-    own.add_argument("--commitlog-sync", choices=("batch", "group", "periodic"), default="group")
-    found = own.parse_args()
-    found.messages = found.messages or (MESSAGES_QUICK if found.quick else MESSAGES)
-    found.batches_per_trigger = found.batches_per_trigger or (2 if found.quick else 10)
-    found.sample = found.quick or found.messages < MESSAGES or found.commitlog_sync == "periodic"
-    return found
-
-
-def main() -> None:
+def main() -> int:
     """Measure each store, and save what was found."""
-    options = parse()
-    with tempfile.TemporaryDirectory(dir=options.directory, prefix="oncegate-bench-") as name:
-        flow = FakeFlow()
-        flow.seal_all(list(messages(options.messages)), options.batch)
-        with serving(flow) as node:
-            for title, measure in STORES.items():
-                for number in range(options.rounds if options.store in (title.lower(), "both") else 0):
-                    directory = Path(name, f"{title.lower()}{number}")
-                    directory.mkdir()
-                    durability = "what the store says, below"
-                    with watched(f"fan-out into {title}", directory, seed=options.seed, quick=options.sample,
-                                 durability=durability) as about:  # fmt: skip
-                        found = measure(node, directory, options)
-                        about["durability"] = found.durability
-                    show(found)
-                    if not options.no_save:
-                        row = {**asdict(found.rate), "raw_rows_per_s": found.raws, "scan_s": found.scan_s}
-                        print(
-                            f"saved in {save('fanout', about, [row]).name}; python -m bench.experiments page draws it"
-                        )
+    options = BENCH.parse()
+    options.sample = options.sample or options.commitlog_sync == "periodic"
+    if options.quick:
+        options.batches_per_trigger = min(2, options.batches_per_trigger)
+    flow = FakeFlow()
+    flow.seal_all(list(messages(options.messages)), options.batch)
+    with serving(flow) as node:
+        for title, measure in STORES.items():
+            for _ in range(options.rounds if options.store in (title.lower(), "both") else 0):
+                with part(BENCH, f"fan-out into {title}", options) as run:
+                    found = measure(node, run.directory, options)
+                    run.about["durability"] = found.durability
+                    run.add({**asdict(found.rate), "raw_rows_per_s": found.raws, "scan_s": found.scan_s})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

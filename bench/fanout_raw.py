@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from bench.raw_cassandra import Writer, connected
 from oncegate.spark_sink import contacts, rows
 from oncegate.stores import open_store
 
@@ -110,43 +110,20 @@ class Way:
 
 
 def write_cassandra(share: Share, port: int, keyspace: str, way: Way) -> tuple[int, float]:
-    """Write with prepared statements in unlogged batches of one partition, as the driver's documentation shows."""
-    from cassandra.cluster import Cluster
-    from cassandra.query import BatchStatement, BatchType
-
-    cluster = Cluster(["127.0.0.1"], port, protocol_version=4)
-    session = cluster.connect()
-    statement = session.prepare(
+    """Write in batches of one partition."""
+    statement = (
         f'INSERT INTO {keyspace}.timeline ("user", bucket, "commit", ordinal, message, sender, sent_at) '
         "VALUES (?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
     )
-    places, errors = threading.Semaphore(way.in_flight), []
-
-    def failed(error: Exception) -> None:
-        errors.append(error)
-        places.release()
-
     written, busy_s = 0, 0.0
-    for piece in share.pieces():
-        values = tuples(piece)
-        begin = time.perf_counter()
-        for _, of_user in groupby(values, key=lambda row: row[:2]):
-            run = list(of_user)
-            for at in range(0, len(run), way.rows_per_batch):
-                batch = BatchStatement(BatchType.UNLOGGED)
-                for row in run[at : at + way.rows_per_batch]:
-                    batch.add(statement, row)
-                places.acquire()
-                session.execute_async(batch, timeout=60).add_callbacks(lambda _: places.release(), failed)
-        for _ in range(way.in_flight):
-            places.acquire()
-        for _ in range(way.in_flight):
-            places.release()
-        busy_s += time.perf_counter() - begin
-        written += len(values)
-    cluster.shutdown()
-    if errors:
-        raise errors[0]
+    with connected([("127.0.0.1", port)]) as session:
+        writer = Writer(session, statement, way.in_flight)
+        for piece in share.pieces():
+            values = tuples(piece)
+            begin = time.perf_counter()
+            writer.write((list(of_user) for _, of_user in groupby(values, key=lambda row: row[:2])), way.rows_per_batch)
+            busy_s += time.perf_counter() - begin
+            written += len(values)
     return written, busy_s
 
 

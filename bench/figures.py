@@ -1,12 +1,11 @@
-"""What every bench prints around its figures: machine, commit, seed, and percentiles.
+"""What stands around figures: percentiles, the machine, the build.
 
-Owns: the header, percentiles and the results file. Absolute times do not carry between machines; what carries are
-ratios to the two calibrations of the same run (:mod:`bench.calibrate`).
+Absolute times do not carry between machines; what carries are ratios to the two calibrations of the same run
+(:mod:`bench.calibrate`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -67,25 +66,6 @@ def machine() -> dict[str, Any]:
         "python": interpreter(),
         "commit": (commit.stdout.strip() or "none") + ("+" if dirty.stdout.strip() else ""),
     }
-
-
-def header(title: str, *, seed: int, durability: str, calibrations: dict[str, float]) -> dict[str, Any]:
-    """Print the header of a run and return it as data."""
-    about = {"bench": title, "seed": seed, "durability": durability, **machine(), **calibrations}
-    print(f"== {title}")
-    for name, value in about.items():
-        print(f"   {name}: {value:.3f}" if isinstance(value, float) else f"   {name}: {value}")
-    sys.stdout.flush()
-    return about
-
-
-def save(name: str, about: dict[str, Any], rows: list[dict[str, Any]]) -> Path:
-    """Append a run to ``bench/results/NAME.jsonl``."""
-    path = Path(__file__).parent / "results" / f"{name}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps({**about, "rows": rows}) + "\n")
-    return path
 
 
 def _read(path: str) -> str:

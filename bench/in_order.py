@@ -1,74 +1,46 @@
 """What a session in order costs: puts a second of one session, beside a session that has the order of its rows alone.
 
-``python -m bench.in_order [--rounds 7] [--seconds 1.5]``: a cluster of three processes on this machine; one put, and 64
-and 512 of them, outstanding in a closed loop. The two sessions take turns, so that what the machine does besides goes
-to both; the figure is the median of the rounds' ratios.
+``python -m bench.in_order``: three nodes; one put, and 64 and 512 of them, outstanding in a closed loop. The two
+sessions take turns, so that what the machine does besides goes to both; the figure is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import statistics
-import tempfile
-import time
-from pathlib import Path
+from functools import partial
+from typing import Any, Final
 
-from oncegate import Client, Session
+from bench.harness import Bench, Run, option, side
+from bench.load import VALUE, Window, compared, in_turn, latency, window
+from oncegate import Session
 from oncegate.gateway.local.cluster import LocalCluster
 
-OUTSTANDING = (1, 64, 512)
-VALUE = "v" * 198
+
+async def _run(run: Run) -> list[dict[str, Any]]:
+    rows = []
+    async with side(LocalCluster(run.directory)) as one, one.client.session(in_order=True) as ordered:
+        await one.client.declare_table("rows")
+
+        async def loaded(session: Session, outstanding: int) -> Window:
+            put = session.put
+            return await window(lambda at: put("rows", f"k{at % 20_000}", VALUE), outstanding, run.options.seconds)
+
+        for count in (1, 64, 512):
+            ways = {"usual": partial(loaded, one.session, count), "ordered": partial(loaded, ordered, count)}
+            found = await in_turn(ways, run.options.rounds, warm=1)
+            rates = [[each.rate() for each in found[name]] for name in ("ordered", "usual")]
+            row = compared(f"puts a second in order, {count} outstanding", *rates)
+            rows.append({**row, **{f"{name}_ms": latency(of) for name, of in found.items()}})
+    return rows
 
 
-async def rate(session: Session, outstanding: int, seconds: float) -> float:
-    """Return the puts a second of a closed loop, each on another row than the one before."""
-    done, ends = 0, time.perf_counter() + seconds
-
-    async def worker(number: int) -> None:
-        nonlocal done
-        while time.perf_counter() < ends:
-            number = (number + outstanding) % 20_000
-            await session.put("rows", f"k{number}", VALUE)
-            done += 1
-
-    began = time.perf_counter()
-    await asyncio.gather(*(worker(number) for number in range(outstanding)))
-    return done / (time.perf_counter() - began)
-
-
-async def run(endpoints: list[str], rounds: int, seconds: float) -> None:
-    """Print a line a case: the two rates, and the median of their ratios."""
-    async with Client(endpoints) as client:
-        await client.declare_table("rows")
-        async with client.session() as usual, client.session(in_order=True) as ordered:
-            print("outstanding   puts/s   in order   ratio (least, most)")
-            for outstanding in OUTSTANDING:
-                found: list[tuple[float, float]] = []
-                for number in range(rounds + 1):
-                    pair = (
-                        await rate(usual, outstanding, seconds),
-                        await rate(ordered, outstanding, seconds),
-                    )
-                    if number:  # the first one warms up
-                        found.append(pair)
-                ratios = sorted(ordered / usual for usual, ordered in found)
-                usual_s, ordered_s = (statistics.median(column) for column in zip(*found, strict=True))
-                of = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}, {ratios[-1]:.2f})"
-                print(f"{outstanding:11} {usual_s:8,.0f} {ordered_s:10,.0f}   {of}")
-
-
-def main() -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.5)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, LocalCluster(Path(directory)) as cluster:
-        cluster.start()
-        cluster.wait_ready()
-        asyncio.run(run(cluster.endpoints, options.rounds, options.seconds))
-
+BENCH: Final = Bench(
+    "in_order", __doc__, lambda run: asyncio.run(_run(run)),
+    options=(
+        option("--rounds", 7, "of both sessions", quick=1, type=int),
+        option("--seconds", 1.5, "of each load", quick=0.5, type=float),
+    ),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCH.main())

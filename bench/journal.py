@@ -7,17 +7,16 @@ disk.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bench.figures import header
+from bench.figures import Latency
+from bench.harness import Bench, Run, option
 from oncegate.consensus.log.storage import BLOCK_BYTES, BlockWriter, DirectoryStorage, File
 from oncegate.consensus.log.wal import Journal
 
@@ -42,49 +41,41 @@ def bytes_charged() -> int:
     return int(line.split()[1])
 
 
-class Flushes:
-    """One journal, and what its flushes cost."""
-
-    def __init__(self, name: str, directory: Path, worker: ThreadPoolExecutor) -> None:
-        self.name = name
-        self.journal = Journal(DirectoryStorage(directory), worker, segment_bytes=64 << 20, memory_bytes_max=1 << 20)
-        self.journal._writer = FORMS[name]()  # noqa: SLF001 - its form is what is measured
-        self.costs: list[tuple[float, float, int]] = []
-
-    def flush(self, command: bytes) -> None:
-        """Append a command and flush it."""
-        self.journal.append(command, self.journal.last_index + 1, 1)
-        charged, busy, began = bytes_charged(), time.process_time(), time.perf_counter()
-        self.journal.flush()
-        took = time.perf_counter() - began
-        self.costs.append((took, time.process_time() - busy, bytes_charged() - charged))
+def _flushed(journal: Journal, command: bytes) -> tuple[float, float, int]:
+    """Append a command and flush it; returns seconds, seconds of processor time, and bytes charged."""
+    journal.append(command, journal.last_index + 1, 1)
+    charged, busy, began = bytes_charged(), time.process_time(), time.perf_counter()
+    journal.flush()
+    return time.perf_counter() - began, time.process_time() - busy, bytes_charged() - charged
 
 
-def main() -> None:
-    """Print a line for each size and form."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=24, help="at most, for each size")
-    parser.add_argument("--directory", type=Path, default=Path())
-    options = parser.parse_args()
-    header("journal", seed=1, durability="each batch flushed with fdatasync", calibrations={})
-    rng = random.Random(1)
-    with tempfile.TemporaryDirectory(dir=options.directory) as where, ThreadPoolExecutor(1) as worker:
-        both = [Flushes(name, Path(where, str(at)), worker) for at, name in enumerate(FORMS)]
+def measure(run: Run) -> Iterator[dict[str, Any]]:
+    rng = random.Random(run.options.seed)
+    with ThreadPoolExecutor(1) as worker:
+        journals = {}
+        for at, (name, form) in enumerate(FORMS.items()):
+            where = DirectoryStorage(run.directory / str(at))
+            journals[name] = Journal(where, worker, segment_bytes=64 << 20, memory_bytes_max=1 << 20)
+            journals[name]._writer = form()  # noqa: SLF001 - its form is what is measured
         worker.submit(lambda: None).result()  # the spare segments are made: nothing else writes
-        print(f"{'batch':>9}  {'form':<24}{'flush us':>10}{'of it CPU us':>14}{'bytes charged':>15}{'flushes':>9}")
         for size in SIZES:
-            for _ in range(min(FLUSHES_MAX, options.megabytes * 2**20 // size)):
+            costs: dict[str, list[tuple[float, float, int]]] = {name: [] for name in journals}
+            for _ in range(min(FLUSHES_MAX, run.options.megabytes * 2**20 // size)):
                 command = rng.randbytes(size)
-                for one in both:
-                    one.flush(command)
-            for one in both:
-                took, busy, charged = (statistics.median(column) for column in zip(*one.costs, strict=True))
-                count = len(one.costs)
-                print(f"{size:>9}  {one.name:<24}{took * 1e6:>10.1f}{busy * 1e6:>14.1f}{charged:>15,.0f}{count:>9}")
-                one.costs.clear()
-        for one in both:
-            one.journal.close()
+                for name, journal in journals.items():
+                    costs[name].append(_flushed(journal, command))
+            for name, of in costs.items():
+                took, busy, charged = zip(*of, strict=True)
+                row = {"what": f"{name}, {size:,} bytes", "cpu_us": 1e6 * statistics.median(busy)}
+                yield {**row, "charged_bytes": statistics.median(charged), **Latency.of(list(took))._asdict()}
+        for journal in journals.values():
+            journal.close()
 
+
+BENCH: Final = Bench(
+    "journal", __doc__, measure, durability="each batch flushed with fdatasync",
+    options=(option("--megabytes", 24, "at most, for each size", quick=2, type=int),),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCH.main())

@@ -1,23 +1,22 @@
 """How long the checker takes: 100,000 operations of 16 processes over 10 keys, on one core, and what it holds.
 
-``python -m bench.lincheck [--operations 100000] [--save]``. Times are of the process (CPU), so that neighbours on the
-machine do not count, and come with a calibration: a million steps of an empty loop of Python.
+``python -m bench.lincheck [--operations 100000]``. Times are of the process (CPU), so that neighbours on the
+machine do not count, and come with one more calibration: a million steps of an empty loop of Python.
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import random
 import resource
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from bench.figures import header, save
+from bench.harness import Bench, Run, option
 from oncegate.proof.lincheck import MODELS, Event, Limits, check, line_of, operations, read_events
 
-PROCESSES, KEYS, SEED = 16, 10, 1
+PROCESSES, KEYS = 16, 10
 UNKNOWN = 0.001
 CASES = ("register", "register few values", "cas-register", "counter", "row", "list", "queue", "mutex")
 LIST_READS = 0.01
@@ -97,27 +96,26 @@ def _one(case: str, state: dict[int, Any], key: int, number: int, rng: random.Ra
             return ("release" if value else "acquire"), None, None
 
 
-def measure(case: str, count: int) -> dict[str, Any]:
+def _checked(case: str, count: int, seed: int) -> dict[str, Any]:
     """Check one history; return its figures."""
-    lines = history(case, count, SEED)
+    lines = history(case, count, seed)
     began = time.process_time()
     ops = operations(read_events(lines))
     read = time.process_time()
     result = check(ops, MODELS[case.split()[0]], Limits(seconds=600.0, clock=time.process_time))
-    ended = time.process_time()
     return {
         "case": case,
         "operations": count,
         "verdict": result.verdict,
         "read_s": read - began,
-        "check_s": ended - read,
+        "check_s": time.process_time() - read,
         "states": result.states_visited,
         "search_mib": result.bytes_estimated / 2**20,
         "process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
-def calibrate() -> float:
+def _empty_loop() -> float:
     """Return seconds of a million steps of an empty loop."""
     began = time.process_time()
     for _ in range(1_000_000):
@@ -125,23 +123,16 @@ def calibrate() -> float:
     return time.process_time() - began
 
 
-def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--save", action="store_true")
-    arguments = parser.parse_args()
-    about = header("lincheck", seed=SEED, durability="none", calibrations={"empty_loop_1e6_s": calibrate()})
-    print(f"   {arguments.operations:,} operations, {PROCESSES} processes, {KEYS} keys, {UNKNOWN:.1%} unknown; CPU s")
-    rows = [measure(case, arguments.operations) for case in CASES]
-    for row in rows:
-        print(
-            f"   {row['case']:<20} {row['verdict']:<8} read {row['read_s']:6.2f} s  check {row['check_s']:6.2f} s  "
-            f"{row['states']:>9,} states  search {row['search_mib']:6.1f} MiB  process {row['process_mib']:6.0f} MiB"
-        )
-    if arguments.save:
-        save("lincheck", about, rows)
+def measure(run: Run) -> Iterator[dict[str, Any]]:
+    yield {"what": "empty loop", "empty_loop_1e6_s": _empty_loop()}
+    for case in CASES:
+        yield _checked(case, run.options.operations, run.options.seed)
 
+
+BENCH: Final = Bench(
+    "lincheck", __doc__, measure, durability="none",
+    options=(option("--operations", 100_000, "of a history", quick=2_000, type=int),),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(BENCH.main())

@@ -4,69 +4,38 @@
 a resident table, puts on a stream table (which travel as ranges), and puts with an outbox. Closed loop; the loop of the
 load generator itself is part of the figure. CPU time is ``process_time`` of this process, so what waits costs nothing.
 
-Two calibrations run interleaved with the rounds: a future that is awaited and resolved from a batch (the least that an
+Two more run interleaved with the rounds: a future that is awaited and resolved from a batch (the least that an
 operation with a result of its own can cost in asyncio), and one bare aiohttp POST.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import cProfile
 import gc
 import pstats
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, Final
 
 import aiohttp
-import numpy as np
 
-from bench.figures import header, save
+from bench.children import serving
+from bench.harness import Bench, Run, option
+from bench.load import VALUE, Operation, Window, latency, window
 from oncegate import Client, Session
 from oncegate.testing import FakeGateway
 
-BUDGET_US = 25.0
-VALUE = "v" * 198
-Operation = Callable[[int], Awaitable[Any]]
+BUDGET_US: Final = 25.0
+BARE: Final = "bare future"
 
 
-class Round:
-    """CPU time and latencies of one round."""
-
-    def __init__(self, cpu_s: float, operations: int, latencies_s: list[float]) -> None:
-        self.cpu_us = cpu_s / operations * 1e6
-        self.p50_ms, self.p99_ms = (float(ms) for ms in np.percentile(latencies_s, [50, 99]) * 1000)
-
-
-async def closed_loop(operation: Operation, outstanding: int, operations: int) -> Round:
-    """Keep ``outstanding`` operations under way until ``operations`` are done."""
-    numbers = iter(range(operations))
-    latencies: list[float] = []
-    clock = time.perf_counter
-
-    async def worker() -> None:
-        for number in numbers:
-            began = clock()
-            await operation(number)
-            latencies.append(clock() - began)
-
-    gc.collect()
-    began = time.process_time()
-    await asyncio.gather(*(worker() for _ in range(outstanding)))
-    return Round(time.process_time() - began, operations, latencies)
-
-
-async def bare_futures(outstanding: int, operations: int) -> Round:
+async def _bare_futures(outstanding: int, most: int) -> Window:
     """Await futures that one task resolves, as many at once as wait."""
-    loop = asyncio.get_running_loop()
-    waiting: deque[asyncio.Future[int]] = deque()
+    loop, waiting = asyncio.get_running_loop(), deque[asyncio.Future[int]]()
 
     async def resolver() -> None:
         while True:
@@ -74,27 +43,25 @@ async def bare_futures(outstanding: int, operations: int) -> Round:
             while waiting:
                 waiting.popleft().set_result(1)
 
-    async def operation(number: int) -> int:
-        future: asyncio.Future[int] = loop.create_future()
-        waiting.append(future)
-        return await future
+    async def operation(_: int) -> None:
+        waiting.append(future := loop.create_future())
+        await future
 
     task = asyncio.create_task(resolver())
-    found = await closed_loop(operation, outstanding, operations)
+    found = await window(operation, outstanding, most=most)
     task.cancel()
     return found
 
 
-async def bare_posts(endpoint: str, operations: int) -> Round:
-    """POST 200 bytes again and again."""
+async def _bare_posts(endpoint: str, most: int) -> Window:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as http:
 
-        async def operation(number: int) -> None:
+        async def operation(_: int) -> None:
             async with http.post(f"{endpoint}/nothing", data=VALUE) as answer:
                 await answer.read()
 
-        return await closed_loop(operation, 16, operations)
+        return await window(operation, 16, most=most)
 
 
 def _operations(session: Session) -> dict[str, Operation]:
@@ -105,92 +72,62 @@ def _operations(session: Session) -> dict[str, Operation]:
     }
 
 
-async def run(endpoint: str, rounds: int, operations: int, profile: cProfile.Profile | None) -> list[dict[str, Any]]:
-    """Run all cases in turn, ``rounds`` times; return the median of each."""
-    found: dict[tuple[str, int], list[Round]] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        async with Client(endpoint) as client:
-            await client.declare_table("rows")
-            await client.declare_table("events", kind="stream")
-            for number in range(rounds + 1):
-                async with client.session() as session, client.session(outbox=Path(directory) / "o") as kept:
-                    cases = [(name, n, act) for name, act in _operations(session).items() for n in (1, 64, 512)]
-                    cases.append(("put, outbox", 512, _operations(kept)["put"]))
-                    for name, outstanding, act in cases:
-                        count = operations if outstanding > 1 else operations // 20
-                        if profile is not None and outstanding == 512 and number:
-                            profile.enable()
-                        one = await closed_loop(act, outstanding, count)
-                        if profile is not None:
-                            profile.disable()
-                        found.setdefault((name, outstanding), []).append(one)
-                    found.setdefault(("bare future", 512), []).append(await bare_futures(512, operations))
-                    found.setdefault(("bare POST", 16), []).append(await bare_posts(endpoint, operations // 20))
-    rows = []
-    for (name, outstanding), measured in found.items():
-        kept_rounds = measured[1:]  # the first one warms up
-        cpu = [one.cpu_us for one in kept_rounds]
-        rows.append(
-            {
-                "case": name,
-                "outstanding": outstanding,
-                "cpu_us": statistics.median(cpu),
-                "cpu_us_least": min(cpu),
-                "p50_ms": statistics.median(one.p50_ms for one in kept_rounds),
-                "p99_ms": statistics.median(one.p99_ms for one in kept_rounds),
-            }
-        )
-    return rows
+async def _rounds(endpoint: str, run: Run, profile: cProfile.Profile | None) -> dict[tuple[str, int], list[Window]]:
+    """Run all cases in turn, and once more before, which warms up."""
+    found: dict[tuple[str, int], list[Window]] = {}
+    many = run.options.operations
+    async with Client(endpoint) as client:
+        await client.declare_table("rows")
+        await client.declare_table("events", kind="stream")
+        for number in range(run.options.rounds + 1):
+            async with client.session() as session, client.session(outbox=run.directory / "outbox") as kept:
+                cases = [(name, n, act) for name, act in _operations(session).items() for n in (1, 64, 512)]
+                cases.append(("put, outbox", 512, _operations(kept)["put"]))
+                for name, outstanding, act in cases:
+                    gc.collect()
+                    with profile if profile is not None and outstanding == 512 and number else nullcontext():
+                        one = await window(act, outstanding, most=many if outstanding > 1 else many // 20)
+                    found.setdefault((name, outstanding), []).append(one)
+                found.setdefault((BARE, 512), []).append(await _bare_futures(512, many))
+                found.setdefault(("bare POST", 16), []).append(await _bare_posts(endpoint, many // 20))
+    return found
 
 
-def _serve() -> None:
-    """Run the fake gateway, its address printed first, until standard input closes."""
-
-    async def serve() -> None:
-        gc.set_threshold(100_000, 50, 1000)
-        async with FakeGateway() as gateway:
-            gateway.executed = deque(maxlen=1)
-            print(gateway.endpoints[0], flush=True)
-            await asyncio.to_thread(sys.stdin.read)
-
-    asyncio.run(serve())
-
-
-def main() -> None:
-    """Print the figures, and with ``--profile`` where the time goes at 512."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--operations", type=int, default=20_000)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        _serve()
-        return
-    profile = cProfile.Profile() if given.profile else None
-    command = [sys.executable, "-m", "bench.sdk", "--serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        endpoint = server.stdout.readline().strip()
-        rows = asyncio.run(run(endpoint, given.rounds, given.operations, profile))
-        server.terminate()
-    bare = next(row["cpu_us"] for row in rows if row["case"] == "bare future")
-    post = next(row["cpu_us"] for row in rows if row["case"] == "bare POST")
-    about = header(
-        "cpu of the sdk", seed=0, durability="none: fake gateway", calibrations={"future_us": bare, "post_us": post}
-    )
-    for row in rows:
-        print(
-            f"   {row['case']:<12} {row['outstanding']:>4} outstanding: {row['cpu_us']:7.1f} us CPU an operation "
-            f"(least {row['cpu_us_least']:.1f}), {row['cpu_us'] / bare:5.1f} bare futures; "
-            f"p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms"
-        )
-    worst = max(row["cpu_us"] for row in rows if row["outstanding"] == 512 and row["case"] in ("put", "increment"))
-    print(f"   {'within' if worst <= BUDGET_US else 'OVER'} the budget of {BUDGET_US:.0f} us at 512 outstanding")
-    save("sdk", about, rows)
+def measure(run: Run) -> Iterator[dict[str, Any]]:
+    profile = cProfile.Profile() if run.options.profile else None
+    with serving("bench.sdk", "--serve") as endpoint:
+        found = asyncio.run(_rounds(endpoint, run, profile))
+    cpu = {key: [one.client_us() for one in windows[1:]] for key, windows in found.items()}
+    bare = statistics.median(cpu[BARE, 512])
+    for (name, outstanding), windows in found.items():
+        middle = statistics.median(cpu[name, outstanding])
+        row = {"case": name, "outstanding": outstanding, "cpu_us": middle, "cpu_us_least": min(cpu[name, outstanding])}
+        judged = {"wanted": BUDGET_US, "met": middle <= BUDGET_US} if outstanding == 512 and name != BARE else {}
+        yield {**row, "bare_futures": middle / bare, **latency(windows[1:]), **judged}
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(28)
 
 
+async def _serve() -> None:
+    """Run the fake gateway, its address printed first, until standard input closes."""
+    gc.set_threshold(100_000, 50, 1000)
+    async with FakeGateway() as gateway:
+        gateway.executed = deque(maxlen=1)
+        print(gateway.endpoints[0], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+BENCH: Final = Bench(
+    "sdk", __doc__, measure, durability="none: fake gateway",
+    options=(
+        option("--rounds", 7, "of all cases", quick=1, type=int),
+        option("--operations", 20_000, "of a case", quick=1_000, type=int),
+        option("--profile", False, "where the time goes at 512", action="store_const", const=True),
+    ),
+)  # fmt: skip
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--serve"]:
+        asyncio.run(_serve())
+    else:
+        raise SystemExit(BENCH.main())

@@ -9,23 +9,19 @@ nothing and writes the tables of the newest run into the page.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import os
-import subprocess
-import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from bench import sizing_page
-from bench.calibrate import bare_posts, fdatasync_4k
-from bench.figures import Latency, header, save
-from bench.ingest import WARM_UP_S, Load, declare, single_puts
+from bench.children import answer_of
+from bench.harness import Bench, Run, Side, option, part, side
+from bench.ingest import CASES, WARM_UP_S, declare
+from bench.load import latency, window
 from bench.usage import MachineTime, Usage
-from oncegate import Client
 from oncegate.gateway.local.cluster import LocalCluster
 
 COUNTS: Final = {
@@ -38,96 +34,80 @@ COUNTS: Final = {
 """Few and many. The few fill what is bounded, the log and the changes in memory, as far as a small run can."""
 ONE_BY_ONE: Final = 10_000
 OUTSTANDING: Final = (1, 64, 512)
-_QUICK: Final = 50
+QUICK: Final = 50
 
 
 def node(what: str, count: int, directory: Path) -> dict[str, Any]:
     """Run a child that fills a node, then one that starts it again; returns both figures."""
-    rows = []
-    for arguments in ((what, str(count)), ("open", "0")):
-        command = [sys.executable, "-m", "bench.sizing_node", *arguments, str(directory)]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        rows.append(json.loads(out))
-    print(f"   {what}, {count:,}: {rows[0]['seconds']:.0f} s", flush=True)
-    return {"what": what, "count": count, "filled": rows[0], "opened": rows[1]}
+    asked = ((what, str(count)), ("open", "0"))
+    filled, opened = (answer_of("bench.sizing_node", *words, str(directory)) for words in asked)
+    return {"what": what, "count": count, "filled": filled, "opened": opened}
 
 
-async def _loaded(cluster: LocalCluster, outstanding: int, seconds: float, seed: int) -> dict[str, Any]:
-    async with Client(cluster.endpoints) as client:
-        await declare(client)
-        async with client.session(window=4096) as session:
-            gc.collect()
-            load = Load(session, seconds, seed)
-            leader = cluster.leader()
-            pids = {name: cluster.pid(name) for name in cluster.ids}
-            working = [asyncio.ensure_future(single_puts(load, number)) for number in range(outstanding)]
-            await asyncio.sleep(WARM_UP_S)
-            before = {name: Usage.of([pid]) for name, pid in pids.items()}
-            own, machine, counted = Usage.of([os.getpid()]), MachineTime.now(), load.operations
-            await asyncio.gather(*working)
-            used = {name: Usage.of([pid]).since(before[name]) for name, pid in pids.items()}
-            spent, client_s = MachineTime.now().since(machine), Usage.of([os.getpid()]).since(own).cpu_s
-    operations = load.operations - counted
-    nodes_s = {name: one.cpu_s for name, one in used.items()}
+async def _loaded(directory: Path, outstanding: int, seconds: float, seed: int) -> dict[str, Any]:
+    """Load three nodes on loopback, and return what an operation takes of each process."""
+    async with side(LocalCluster(directory)) as one:
+        await declare(one.client)
+        gc.collect()
+        act = CASES[0].operation(one.session, seed=seed)
+        warm = await window(act, outstanding, WARM_UP_S)
+        leader, before, machine = one.cluster.leader(), _used(one), MachineTime.now()
+        found = await window(act, outstanding, seconds, first=warm.operations + outstanding)
+        used = {name: of.since(before[name]) for name, of in _used(one).items()}
+        spent = MachineTime.now().since(machine)
+    client_s, operations = used.pop("client").cpu_s, found.operations
+    nodes_s = {name: of.cpu_s for name, of in used.items()}
     return {
         "what": "processor",
         "outstanding": outstanding,
-        "rate": operations / seconds,
-        **Latency.of(load.latencies_s)._asdict(),
+        "rate": found.rate(),
+        **latency([found]),
         "leader_us": nodes_s[leader] / operations * 1e6,
         "follower_us": sum(each for name, each in nodes_s.items() if name != leader) / 2 / operations * 1e6,
         "client_us": client_s / operations * 1e6,
-        "written_bytes": sum(one.written_bytes for one in used.values()) / len(used) / operations,
+        "written_bytes": sum(of.written_bytes for of in used.values()) / len(used) / operations,
         "others_share": max(0.0, spent.busy_s - sum(nodes_s.values()) - client_s) / spent.all_s,
     }
 
 
-def processor(outstanding: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Load three nodes on loopback, and return what an operation takes of each process."""
-    with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as directory, LocalCluster(Path(directory)) as cluster:
-        cluster.start()
-        cluster.wait_ready()
-        row = asyncio.run(_loaded(cluster, outstanding, seconds, seed))
-    print(
-        f"   processor, {outstanding} outstanding: {row['rate']:,.0f}/s, leader {row['leader_us']:.0f} us", flush=True
-    )
-    return row
+def _used(one: Side) -> dict[str, Usage]:
+    pids = {"client": os.getpid(), **{name: one.cluster.pid(name) for name in one.cluster.ids}}
+    return {name: Usage.of([pid]) for name, pid in pids.items()}
 
 
-def main() -> None:
-    """Measure, keep the raw figures, and write the page's tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each load")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of everything; nothing is kept")
-    parser.add_argument("--page", action="store_true", help="only write the newest run's tables into the page")
-    options = parser.parse_args()
-    if options.page:
+def measure(run: Run) -> Iterator[dict[str, Any]]:
+    shrunk = QUICK if run.options.quick else 1
+    yield node("nothing", 0, run.directory / "nothing")
+    for what, counts in COUNTS.items():
+        for count in counts:
+            yield node(what, count // shrunk, run.directory / f"{what}-{count}")
+    yield node("rows one by one", ONE_BY_ONE // shrunk, run.directory / "one-by-one")
+    for count in OUTSTANDING:
+        yield asyncio.run(_loaded(run.directory / f"nodes-{count}", count, run.options.seconds, run.options.seed))
+
+
+BENCH: Final = Bench(
+    "sizing", __doc__, measure, durability="each entry one fdatasync; saves flushed",
+    options=(
+        option("--seconds", 6.0, "of each load", quick=1.5, type=float),
+        option("--page", False, "only write the newest run's tables", action="store_const", const=True),
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Measure, keep the raw figures of a whole run, and write the page's tables."""
+    options = BENCH.parse()
+    if not options.page:
+        options.no_save = options.no_save or options.sample
+        with part(BENCH, "sizing", options) as run:
+            for row in measure(run):
+                run.add(row)
+        print("\n".join(sizing_page.lines({**run.about, "rows": run.rows})))
+    if options.page or not options.no_save:
         print(f"wrote {sizing_page.write()}")
-        return
-    with tempfile.TemporaryDirectory(prefix="oncegate-bench-") as name:
-        directory = Path(name)
-        about = header(
-            "sizing",
-            seed=options.seed,
-            durability="each entry one fdatasync; saves flushed",
-            calibrations={"fdatasync_4k_p50_ms": fdatasync_4k(directory).p50_ms, "bare_posts_per_s": bare_posts(64)},
-        )
-        scale = _QUICK if options.quick else 1
-        rows = [node("nothing", 0, directory / "nothing")]
-        for what, counts in COUNTS.items():
-            rows += [node(what, count // scale, directory / f"{what}-{count}") for count in counts]
-        rows.append(node("rows one by one", ONE_BY_ONE // scale, directory / "one-by-one"))
-    rows += [
-        processor(outstanding, options.seconds / (4 if options.quick else 1), options.seed)
-        for outstanding in OUTSTANDING
-    ]
-    run = {**about, "rows": rows}
-    print("\n".join(sizing_page.lines(run)))
-    if not options.quick:
-        save("sizing", about, rows)
-        print(f"wrote {sizing_page.write()}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
+
+from bench.pages import Columns, drawn, table
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "sizing.md"
@@ -24,6 +27,27 @@ HELD: Final = {
     "items": ("rows of a stream table, ranges of 500, values of 200 bytes, retained", 1_000_000),
 }
 """What a node may hold, in words, and how many of it a line of the table is about."""
+WEIGHS: Final = {
+    "memory while filled": ("filled", "rss_anon"),
+    "memory after a restart": ("opened", "rss_anon"),
+    "disk: state": ("filled", "state"),
+    "disk: batches": ("filled", "disk", "segments"),
+}
+"""Where a figure of a node stands, by its heading."""
+LOGGED: Final = {
+    "rows one by one": "one put of 200 bytes",
+    "rows": "500 puts of 200 bytes or more",
+    "items": "ranges of 500 rows of 200 bytes; batches too",
+    "records": "500 increments",
+    "keys": "500 increments under idempotency keys",
+    "sessions": "openings of sessions",
+}
+PROCESSOR: Final[Columns] = {
+    "puts outstanding": "{outstanding}", "operations/s": "{rate:,.0f}", "p50 ms": "{p50_ms:.2f}",
+    "p99 ms": "{p99_ms:.1f}", "leader µs": "{leader_us:,.0f}", "each follower µs": "{follower_us:,.0f}",
+    "client µs": "{client_us:,.0f}", "written by a node, bytes": "{written_bytes:,.0f}",
+    "busy with other work": "{others_share:.0%}",
+}  # fmt: skip
 
 
 def newest(stored: str) -> dict[str, Any]:
@@ -39,85 +63,41 @@ def newest(stored: str) -> dict[str, Any]:
     return run
 
 
-def slope(few: dict[str, Any], many: dict[str, Any], *path: str) -> float:
+def slope(few: Mapping[str, Any], many: Mapping[str, Any], *path: str) -> float:
     """Return by how much a figure grows with one more of what is held; ``path`` leads to it in a node's figures."""
-
-    def at(row: dict[str, Any]) -> float:
-        found: Any = row
-        for name in path:
-            found = found[name]
-        return float(found)
-
-    return (at(many) - at(few)) / float(many["count"] - few["count"])
+    at_few, at_many = (float(reduce(lambda found, name: found[name], path, row)) for row in (few, many))  # type: ignore[arg-type]
+    return (at_many - at_few) / float(many["count"] - few["count"])
 
 
-def lines(run: dict[str, Any]) -> Iterator[str]:
+def lines(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the tables."""
+    rows = run["rows"]
+    (empty,) = (row for row in rows if row["what"] == "nothing")
+    pairs = {what: [row for row in rows if row["what"] == what] for what in LOGGED}
+    pairs["rows one by one"].insert(0, empty)
+    flush_ms = run.get("fdatasync_4k_ms") or run["fdatasync_4k_p50_ms"]
     yield (
         f"{run['cpu']}, {run['cores']} cores, Linux {run['kernel']}, Python {run['python']}, commit {run['commit']}; "
         "`fdatasync` of 4 KiB"
     )
-    yield f"{run['fdatasync_4k_p50_ms']:.3f} ms, {run['bare_posts_per_s']:,.0f} bare POSTs a second."
+    yield f"{flush_ms:.3f} ms, {run['bare_posts_per_s']:,.0f} bare POSTs a second."
     yield ""
-    yield from _held(run["rows"])
-    yield ""
-    yield from _log(run["rows"])
-    yield ""
-    yield from _processor([row for row in run["rows"] if row["what"] == "processor"])
-
-
-def _held(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| held, by each node | memory while filled | memory after a restart | disk: state | disk: batches |"
-    yield "|---|---|---|---|---|"
-    (empty,) = (row for row in rows if row["what"] == "nothing")
     filled, opened = empty["filled"], empty["opened"]
-    empty_cells = [_size(filled["rss_anon"]), _size(opened["rss_anon"]), _size(filled["disk"]["state"]), "0"]
-    yield f"| nothing | {' | '.join(empty_cells)} |"
-    for what, (words, unit) in HELD.items():
-        few, many = (row for row in rows if row["what"] == what)
-        cells = [
-            _size(slope(few, many, "filled", "rss_anon") * unit),
-            _size(slope(few, many, "opened", "rss_anon") * unit),
-            _size(slope(few, many, "filled", "state") * unit),
-            _size(slope(few, many, "filled", "disk", "segments") * unit),
-        ]
-        yield f"| {unit:,} {words} | {' | '.join(cells)} |"
-
-
-def _log(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| log entries of | bytes of log for an operation | of log and saves, as written to the disk |"
-    yield "|---|---|---|"
-    (empty,) = (row for row in rows if row["what"] == "nothing")
-    (single,) = (row for row in rows if row["what"] == "rows one by one")
-    yield _log_line("one put of 200 bytes", empty, single)
-    for what, words in (
-        ("rows", "500 puts of 200 bytes or more"),
-        ("items", "ranges of 500 rows of 200 bytes; batches too"),
-        ("records", "500 increments"),
-        ("keys", "500 increments under idempotency keys"),
-        ("sessions", "openings of sessions"),
-    ):
-        few, many = (row for row in rows if row["what"] == what)
-        yield _log_line(words, few, many)
-
-
-def _log_line(words: str, few: dict[str, Any], many: dict[str, Any]) -> str:
-    log, written = (slope(few, many, "filled", name) for name in ("entry_bytes", "written"))
-    return f"| {words} | {log:,.0f} | {written:,.0f} |"
-
-
-def _processor(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield (
-        "| puts outstanding | operations/s | p50 ms | p99 ms | leader µs | each follower µs | client µs "
-        "| written by a node, bytes | busy with other work |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        yield (
-            f"| {row['outstanding']} | {row['rate']:,.0f} | {row['p50_ms']:.2f} | {row['p99_ms']:.1f} "
-            f"| {row['leader_us']:,.0f} | {row['follower_us']:,.0f} | {row['client_us']:,.0f} "
-            f"| {row['written_bytes']:,.0f} | {row['others_share']:.0%} |"
-        )
+    nothing = ["nothing", *map(_size, (filled["rss_anon"], opened["rss_anon"], filled["disk"]["state"])), "0"]
+    held = [
+        [f"{unit:,} {words}", *(_size(slope(*pairs[what], *path) * unit) for path in WEIGHS.values())]
+        for what, (words, unit) in HELD.items()
+    ]
+    yield table(("held, by each node", *WEIGHS), [nothing, *held])
+    yield ""
+    logged = [
+        [words, *(f"{slope(*pairs[what], 'filled', name):,.0f}" for name in ("entry_bytes", "written"))]
+        for what, words in LOGGED.items()
+    ]
+    head = ("log entries of", "bytes of log for an operation", "of log and saves, as written to the disk")
+    yield table(head, logged)
+    yield ""
+    yield drawn(PROCESSOR, [row for row in rows if row["what"] == "processor"])
 
 
 def _size(bytes_: float) -> str:
@@ -126,7 +106,7 @@ def _size(bytes_: float) -> str:
     return f"{mib:,.0f} MiB" if mib >= 9.5 else "0" if mib < 0.05 else f"{mib:.1f} MiB"
 
 
-def filled(page: str, run: dict[str, Any]) -> str:
+def filled(page: str, run: Mapping[str, Any]) -> str:
     """Return the page with a run's tables between its markers.
 
     Raises:

@@ -43,6 +43,13 @@ def anonymous_mib(pid: int | str = "self") -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
 
 
+def resident_mib(pid: int) -> float:
+    """Return the memory of a process, shared pages included; 0 of one that is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+    return 0.0
+
+
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and they, and so on, as they are now."""
     parents: dict[int, list[int]] = {}

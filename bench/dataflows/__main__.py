@@ -17,20 +17,16 @@ import contextlib
 import functools
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from bench.dataflows import page as page_of_flows
-from bench.dataflows.alone import alone
-from bench.dataflows.architectures import NAMES, TITLES, Integrated, Synchronous
+from bench.dataflows.architectures import NAMES, Integrated, Synchronous
 from bench.dataflows.database import Database, of_cassandra, of_sqlite
-from bench.dataflows.stage import Run, run
+from bench.dataflows.stage import Run, alone, run
 from bench.dataflows.workload import SAMPLE, WHOLE, Audience
-from bench.experiments import page
-from bench.experiments.results import Line, parser, watched
-from bench.figures import save
+from bench.harness import Bench, Line, Row, option, part
+from bench.load import turned
 from bench.options import above_zero
 from bench.peers.packages import NotBuilt
 from oncegate.stores.devcassandra.cluster import free_ports, running
@@ -85,9 +81,6 @@ WHOLE_LENGTHS: Final = Lengths(30.0, 25_000, 15_000, 45.0, 120.0, 5_000, 60.0, 6
 SAMPLE_LENGTHS: Final = Lengths(3.0, 2_000, 1_000, 2.0, 8.0, 500, 5.0, 10.0, 10.0, 4.0, 4.0, 8.0, 16.0)
 SATURATING_S: Final = 900.0
 """At most."""
-
-
-Row = dict[str, Any]
 Capacities = Mapping[str, float]
 """Posts a second that each data flow has delivered."""
 
@@ -155,23 +148,6 @@ def nodes_of(experiment: str, *, quick: bool) -> tuple[int, ...]:
             return (1,) if quick else (2,)
 
 
-def show(row: dict[str, Any]) -> None:
-    """Print a run."""
-    cpu = ", ".join(f"{part} {of:,.0f}" for part, of in row["cpu_us"].items() if of is not None)
-    sent = ", ".join(f"{part} {of:,.0f}" for part, of in row["sent_bytes"].items() if of is not None)
-    found = row["check"]
-    print(
-        f"   {row['experiment']}, {TITLES[row['architecture']]}, {row['nodes']} nodes: {row['accepted_per_s']:,.0f}/s "
-        f"accepted, {row['delivered_per_s']:,.0f}/s delivered, p50 {row['p50_ms']:.2f} stddev {row['stddev_ms']:.2f} "
-        f"p99 {row['p99_ms']:.2f} max {row['max_ms']:.0f} ms of {row['samples']:,}; dropped {row['dropped']:,}, failed "
-        f"{row['failed']:,} {row['failure']}\n     us of processor time a post: {cpu}; bytes sent a post: "
-        f"{sent or 'not counted, ss is not installed'}; "
-        f"{row['rows_per_post']:.1f} copies a post; of {found['expected']:,} copies "
-        f"{', '.join(f'{found[name]:,} {said}' for name, said in page_of_flows.LACKS.items())}",
-        flush=True,
-    )
-
-
 @contextlib.contextmanager
 def opened(options: argparse.Namespace, nodes: int, directory: Path) -> Iterator[Database]:
     """Yield an empty store."""
@@ -184,19 +160,28 @@ def opened(options: argparse.Namespace, nodes: int, directory: Path) -> Iterator
         yield of_cassandra(cassandra)
 
 
+BENCH: Final = Bench(
+    "dataflows", __doc__, drawn=True,
+    durability="each post flushed before its answer; Cassandra: commitlog_sync=group, 10 ms",
+    options=(
+        option("--architecture", None, "again for more [all]; not saved", action="append", choices=NAMES),
+        option("--store", "cassandra", "sqlite: not saved", choices=("cassandra", "sqlite")),
+        option("--capacity", None, "posts a second [what saturating measures]; makes a sample", type=above_zero),
+        option("--heap", HEAP, "of each Cassandra node; another makes a sample"),
+    ),
+)  # fmt: skip
+
+
 def main() -> int:
     """Run what the command line says; returns the exit status."""
-    options = parser(__doc__ or "")
-    options.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)} [all]")
-    options.add_argument("--architecture", action="append", choices=NAMES, help="again for more [all]; not drawn")
-    options.add_argument("--store", choices=("cassandra", "sqlite"), default="cassandra", help="sqlite: not saved")
-    options.add_argument(
-        "--capacity", type=above_zero, help="posts a second [what saturating measures]; makes a sample"
-    )
-    options.add_argument("--heap", default=HEAP, help=f"of each Cassandra node [{HEAP}]; another makes a sample")
-    found = options.parse_args()
+    parser = BENCH.parser()
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)} [all]")
+    found = BENCH.parse(parser)
     if unknown := {*found.experiments} - {*EXPERIMENTS}:
-        options.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
+        parser.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
+    # A load, or a database, of one's own choice is not what the page judges.
+    found.sample = found.sample or found.capacity is not None or found.heap != HEAP
+    found.no_save = found.no_save or bool(found.architecture) or found.store != "cassandra"
     try:
         return measure(found, found.experiments or EXPERIMENTS)
     except NotBuilt as missing:
@@ -206,32 +191,21 @@ def main() -> int:
 
 def one(
     options: argparse.Namespace, experiment: str, names: Sequence[str], capacities: Capacities
-) -> tuple[Line, list[dict[str, Any]]]:
+) -> tuple[Line, list[Row]]:
     """Run an experiment on databases of its own; returns its header, and a row for each run."""
     lengths = SAMPLE_LENGTHS if options.quick else WHOLE_LENGTHS
     audience: Audience = SAMPLE if options.quick else WHOLE
-    rows: list[dict[str, Any]] = []
-    # A load, or a database, of one's own choice is not what the page judges.
-    sample = options.quick or options.capacity is not None or options.heap != HEAP
-    durability = "each post flushed before its answer; Cassandra: commitlog_sync=group, 10 ms"
-    with (
-        tempfile.TemporaryDirectory(prefix="oncegate-flows-", dir=options.directory) as parent,
-        watched(f"dataflows: {experiment}", Path(parent), seed=options.seed, quick=sample,
-                durability=durability) as about,
-    ):  # fmt: skip
-        directory = Path(parent)
+    of = {"capacities_of": DELIVERED[NEEDS[experiment]]} if experiment in NEEDS else {}
+    known = {"experiment": experiment, "audience": audience._asdict(), "heap": options.heap, **of}
+    with part(BENCH, f"dataflows: {experiment}", options, **known, capacities=dict(capacities)) as held:
+        about, directory = held.about, held.directory
 
         def measured(database: Database, wanted: Run) -> Row:
             into = directory / "-".join((wanted.experiment, wanted.architecture, str(database.nodes), str(wanted.turn)))
             row = run(database, into, audience, options.seed, wanted)
-            show(row)
             about["disturbed"] = about["disturbed"] or row["disturbed"]
             return row
 
-        about |= {"experiment": experiment, "audience": audience._asdict(), "heap": options.heap}
-        about |= {"capacities": dict(capacities)}
-        if (of := NEEDS.get(experiment)) is not None:
-            about["capacities_of"] = DELIVERED[of]
         for nodes in nodes_of(experiment, quick=options.quick):
             with opened(options, nodes, directory / f"db-{nodes}") as database:
                 # A cold JVM would be the first data flow's: this load is not counted.
@@ -246,18 +220,12 @@ def one(
                     about["complete"] = all(complete for _, complete in sustained.values())
                 for turn, name in enumerate(turned(names, EXPERIMENTS.index(experiment) + nodes)):
                     what = plan(experiment, name, nodes, capacities, lengths)._replace(turn=turn)
-                    rows.append(measured(database, what))
+                    held.add(measured(database, what))
         if experiment == "burst" and Integrated.name in names:
             wanted = plan(experiment, Integrated.name, 0, capacities, lengths)
             about["alone"] = alone(directory / "alone", audience, options.seed, wanted)
-            print(f"   the gateway alone: {page_of_flows.of_the_gateway_alone(about)}", flush=True)
-    return about, sorted(rows, key=lambda row: (row["nodes"], NAMES.index(row["architecture"])))
-
-
-def turned(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names from another one on at each turn: none is always the first on a fresh database."""
-    at = turn % len(names)
-    return [*names[at:], *names[:at]]
+        held.rows.sort(key=lambda row: (row["nodes"], NAMES.index(row["architecture"])))
+    return about, held.rows
 
 
 def needed(experiments: Sequence[str]) -> list[str]:
@@ -296,9 +264,6 @@ def measure(options: argparse.Namespace, experiments: Sequence[str]) -> int:
             continue
         complete = complete and about.get("complete", True) and all(row["check"]["complete"] for row in rows)
         found[experiment] = {row["architecture"]: row["delivered_per_s"] for row in rows}
-        if not options.no_save and not options.architecture and options.store == "cassandra":
-            save("dataflows", about, rows)
-            print(f"drawn: {page.write()}", flush=True)
     return 0 if complete else 1
 
 

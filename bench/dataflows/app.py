@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.children import say
 from bench.dataflows.architectures import NAMES, DataFlow, ExternalQueue, Integrated, Synchronous
 from bench.dataflows.trend import trend
 from bench.dataflows.workload import Audience, author_of, classes, followers_of, value_of
@@ -129,11 +130,6 @@ def by_phase(due_s: Sequence[float], took_s: Sequence[float], ends_s: Sequence[f
         Latency.of(took[(due >= begin) & (due < end)].tolist())._asdict()
         for begin, end in zip(begins, [*ends_s[:-1], math.inf], strict=True)
     ]
-
-
-def say(event: str, **fields: Any) -> None:
-    """Print one event."""
-    print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def _trend(load: Load, warm: int, known: Contacts, audience: Audience, seed: int) -> dict[str, float] | None:

@@ -12,10 +12,9 @@ from bench.dataflows.architectures import TITLES
 from bench.dataflows.priority import NICE
 from bench.dataflows.targets import NODES_16, on_paper, ratio_of, share_of, total
 from bench.dataflows.writers import INTERVAL_MS
-from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
-from bench.experiments.results import Line
-from bench.markdown import prose, table
+from bench.harness import Line
+from bench.pages import Columns, cells, drawn, header_of, prose, table
 
 PARTS: Final = ("app", "workers", "queue", "db")
 HEADINGS: Final = {
@@ -78,44 +77,27 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     return parts
 
 
+RATES: Final[Columns] = {
+    "": lambda row: TITLES[row["architecture"]],
+    "nodes": "{nodes}", "posts": "{measured:,}", "seconds": "{seconds:,.1f}", "accepted/s": "{accepted_per_s:,.0f}",
+    "delivered/s": "{delivered_per_s:,.0f}", "copies a post": "{rows_per_post:.1f}",
+    "median ms": lambda row: _ms(row["p50_ms"]), "stddev": lambda row: _ms(row["stddev_ms"]),
+    "p99": lambda row: _ms(row["p99_ms"]), "max": lambda row: _ms(row["max_ms"]),
+    "dropped": "{dropped:,}", "failed": "{failed:,}", "missing": lambda row: _missing(row["check"]),
+}  # fmt: skip
+
+
 def _rates(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple[float, float, float, float]]) -> str:
-    head = [
-        "",
-        "nodes",
-        "posts",
-        "seconds",
-        "accepted/s",
-        "delivered/s",
-        "copies a post",
-        "median ms",
-        "stddev",
-        "p99",
-        "max",
-        "dropped",
-        "failed",
-        "missing",
-    ]
-    if figures:
-        head += ["published: msg/s", "median ms", "stddev", "max"]
-    found = []
-    for row in rows:
-        missing = sum(row["check"].get(name, 0) for name in LACKS)
-        cells = [
-            TITLES[row["architecture"]],
-            f"{row['nodes']}",
-            f"{row['measured']:,}",
-            f"{row['seconds']:,.1f}",
-            *(f"{row[name]:,.0f}" for name in ("accepted_per_s", "delivered_per_s")),
-            f"{row['rows_per_post']:.1f}",
-            *(_ms(row[name]) for name in ("p50_ms", "stddev_ms", "p99_ms", "max_ms")),
-            *(f"{row[name]:,}" for name in ("dropped", "failed")),
-            f"**{missing:,}**" if missing else "0",
-        ]
-        if figures:
-            rate, *times = figures[row["architecture"]]
-            cells += [f"{rate:,}", *map(_ms, times)]
-        found.append(cells)
-    return table(head, found)
+    if not figures:
+        return drawn(RATES, rows)
+    published_cells = {name: [f"{rate:,}", *map(_ms, times)] for name, (rate, *times) in figures.items()}
+    head = [*RATES, "published: msg/s", "median ms", "stddev", "max"]
+    return table(head, ([*cells(RATES, row), *published_cells[row["architecture"]]] for row in rows))
+
+
+def _missing(check: Mapping[str, Any]) -> str:
+    missing = sum(check.get(name, 0) for name in LACKS)
+    return f"**{missing:,}**" if missing else "0"
 
 
 def _ms(value: float | None) -> str:
@@ -152,21 +134,14 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _published_costs() -> str:
-    figures = []
-    for name, title in TITLES.items():
-        cpu, net = published.CPU[name], published.NETWORK[name]
-        figures.append([title, *(_count(cpu[part], 1) for part in ("app", "queue", "db")),
-                        *(_count(net[part], 2) for part in ("app", "queue", "db"))])  # fmt: skip
-    head = [
-        "published, two nodes",
-        "CPU % of the app's machine",
-        "of the queue's",
-        "of each of the two of db",
-        "app, MB/s",
-        "queue, MB/s",
-        "db, MB/s",
-    ]
-    return table(head, figures)
+    head = ("published, two nodes", "CPU % of the app's machine", "of the queue's", "of each of the two of db",
+            "app, MB/s", "queue, MB/s", "db, MB/s")  # fmt: skip
+    parts = ("app", "queue", "db")
+    return table(head, (
+        [title, *(_count(published.CPU[name][part], 1) for part in parts),
+         *(_count(published.NETWORK[name][part], 2) for part in parts)]
+        for name, title in TITLES.items()
+    ))  # fmt: skip
 
 
 def _count(value: float | None, decimals: int = 0) -> str:

@@ -13,11 +13,13 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+from bench import disturbance
 from bench.children import Talking, talking
 from bench.dataflows import network
 from bench.dataflows.architectures import TABLE, ExternalQueue, Integrated
@@ -28,12 +30,11 @@ from bench.dataflows.priority import yielding
 from bench.dataflows.recount import recount
 from bench.dataflows.workload import TIMELINES, TWEETS, Audience
 from bench.dataflows.writers import INTERVAL_MS
-from bench.experiments.results import Watch
-from bench.peers import disturbance
+from bench.harness import Watch
 from bench.peers.nats import Nats
-from bench.usage import Usage
+from bench.pipeline import finished
+from bench.usage import MachineTime, Usage, resident_mib
 from oncegate import Client
-from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.stores import open_store
@@ -49,7 +50,10 @@ SETTLED_S: Final = 60.0
 """At most, for the database to come to rest."""
 FLOW: Final = {"retention_ms": 86_400_000, "max_items": 2_000, "linger_ms": INTERVAL_MS}
 QUOTA_BYTES: Final = 16 << 30
-_ASK_S: Final = 2.0
+
+
+ENDED_S: Final = 240.0
+"""After a load on the gateway alone at most, for its last answers."""
 
 
 class Run(NamedTuple):
@@ -134,17 +138,11 @@ class Stage:
         endpoints = ",".join(cluster.endpoints)
         job = self._child("driver", 0, [self.store, str(self._directory), endpoints])
         job.wait("started", STARTED_S)
-
-        def finished() -> bool:
-            asked = (get_json(f"{endpoint}/v1/flows/{TABLE}", _ASK_S) for endpoint in cluster.endpoints)
-            found = next((one for one in asked if one is not None), None)
-            consumer = (found or {"consumers": {}})["consumers"].get(CONSUMER)
-            return bool(found and consumer and not found["open_items"] and consumer["cursor"] >= found["last_batch"])
-
-        wait_for(finished, STARTED_S, "the job follows the flow", state=job.log_tail, every_s=0.2)
+        done = partial(finished, cluster.endpoints, TABLE, CONSUMER, least=0)
+        wait_for(done, STARTED_S, "the job follows the flow", state=job.log_tail, every_s=0.2)
         yielding(job.pids())
         self.pids |= {"queue": lambda: [cluster.pid(name) for name in cluster.ids], "workers": job.pids}
-        self.drained = finished
+        self.drained = done
         self.words = ["--endpoints", endpoints]
 
     def app(self, acknowledged: Path) -> Talking:
@@ -206,7 +204,7 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
             sent.add(network.look())
             pids = stage.noted(pids)
             for part, now in stage.pids.items():
-                memory[part] = max(memory.get(part, 0.0), sum(map(_resident_mib, now())))
+                memory[part] = max(memory.get(part, 0.0), sum(map(resident_mib, now())))
             if wanted.kill_s is not None and at > wanted.kill_s and not killed:
                 disturbed = watch.disturbed()  # until now: the killed node takes its processor time with it
                 killed = database.kill(database.nodes)
@@ -259,6 +257,36 @@ def run(database: Database, directory: Path, audience: Audience, seed: int, want
     }
 
 
+def alone(directory: Path, audience: Audience, seed: int, wanted: Run) -> dict[str, Any]:
+    """Send the posts of a run to a gateway whose flow nobody follows: what its answers take by themselves.
+
+    Returns:
+        ``by_phase`` as in the row of a data flow, processor time of a post by part, and ``busy_cores`` of the machine.
+    """
+    directory.mkdir(parents=True)
+    with LocalCluster(directory / "nodes") as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        asyncio.run(declare(cluster))
+        pids = [cluster.pid(name) for name in cluster.ids]
+        words = [*words_of(wanted, audience, seed, directory / "acknowledged.npy"),
+                 "--endpoints", ",".join(cluster.endpoints)]  # fmt: skip
+        with talking("bench.dataflows.app", *words, log=directory / "app.log") as app:
+            app.wait("warm", STARTED_S)
+            machine, before = MachineTime.now(), Usage.of(pids)
+            app.tell("begin")
+            result = app.wait("result", sum(seconds for _, seconds in wanted.phases) + ENDED_S)
+            seen, nodes = MachineTime.now().since(machine), Usage.of(pids).since(before)
+            app.finish(STARTED_S)
+    posts = max(1, result["measured"])
+    return {
+        "phases": list(wanted.phases),
+        **{name: result[name] for name in ("measured", "dropped", "failed", "by_phase", "max_ms")},
+        "cpu_us": {"app": 1e6 * result["cpu_s"] / posts, "queue": 1e6 * nodes.cpu_s / posts},
+        "busy_cores": seen.busy_s / result["seconds"],
+    }
+
+
 def over_time(told: Mapping[str, Any]) -> tuple[float, int, float | None, int, float | None]:
     """Return seconds, acknowledged so far, and of the last second median, dropped and longest; None: no answer."""
     p50_ms, max_ms = (told[name] if math.isfinite(told[name]) else None for name in ("p50_ms", "max_ms"))
@@ -270,14 +298,6 @@ def start_in_thread(database: Database) -> threading.Thread:
     thread = threading.Thread(target=database.start, args=(database.nodes,))
     thread.start()
     return thread
-
-
-def _resident_mib(pid: int) -> float:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024 if "VmRSS:" in status else 0.0
 
 
 async def declare(cluster: LocalCluster) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench.experiments.results import Line
-from bench.experiments.targets import Judgement, judge
-from bench.limits import Limit
+from bench.harness import Line
+from bench.pages import Judgement, Limit, judge
 
 BYTES_RATIO_MAX: Final = 0.65
 MACHINES_RATIO_MAX: Final = 0.86

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
-from bench.experiments.results import Line
-from bench.experiments.targets import Judgement, judge
-from bench.limits import Limit
-from bench.markdown import prose, table
+from bench.harness import Line
+from bench.pages import Judgement, Limit, header_of, judge, prose, table
 from bench.peers.targets import DETECTION
 
 WORDS: Final = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
-from bench.experiments.results import Line
-from bench.markdown import prose, table
+from bench.harness import Line
+from bench.pages import header_of, prose, table
 
 STORES: Final = ("fan-out into SQLite", "fan-out into Cassandra")
 WORDS: Final = (

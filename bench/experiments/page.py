@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 
 from bench.dataflows import page as dataflows
 from bench.dataflows import targets as flow_targets
-from bench.experiments import calls, fan_out, targets
-from bench.experiments.results import Line, shown, stored
-from bench.experiments.targets import Judgement
-from bench.markdown import prose
+from bench.experiments import calls, fan_out
+from bench.harness import Line, best, stored
+from bench.pages import Judgement, prose, targets
 from bench.scale import page as scale
 from bench.stream import page as stream
 
@@ -53,7 +52,7 @@ WORDS: Final = (
 def render(runs: Mapping[str, Runs]) -> str:
     """Return the page in Markdown; ``runs`` by the name of the part."""
     parts = ["# Experiments", prose(WORDS)]
-    parts += targets.section([one for part in PARTS for one in part.judgements(runs[part.name])])
+    parts += targets([one for part in PARTS for one in part.judgements(runs[part.name])])
     for part in PARTS:
         parts += part.section(runs[part.name])
     return "\n\n".join(parts) + "\n"
@@ -61,7 +60,7 @@ def render(runs: Mapping[str, Runs]) -> str:
 
 def kept() -> dict[str, dict[str, Line]]:
     """Return what is stored and shown."""
-    return {part.name: shown(stored(part.name), part.by) for part in PARTS}
+    return {part.name: best(stored(part.name), part.by) for part in PARTS}
 
 
 def plots(runs: Mapping[str, Runs]) -> dict[str, str]:

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from typing import Any, Final
 
-from bench.figures import machine, save
-from bench.options import above_zero, at_least, end_in_order, folder, not_negative
+from bench.figures import machine
+from bench.harness import Bench, option, save
+from bench.options import above_zero, at_least, not_negative
 from bench.peers import page
 from bench.peers.packages import NotBuilt
 from bench.peers.rounds import Plan, play
@@ -21,27 +21,26 @@ from bench.peers.systems import PEERS
 DURABILITY: Final = "three nodes each, flushed before the answer"
 
 
+BENCH: Final = Bench(
+    "peers", __doc__,
+    options=(
+        option("--rounds", 3, "that count", quick=1, type=at_least(1)),
+        option("--warm", 0.5, "seconds of each load before its window", type=not_negative),
+        option("--seconds", 1.7, "of each window", quick=1.0, type=above_zero),
+        option("--kills", 5, "of each leader; 0: none", quick=1, type=at_least(0)),
+        option("--repeats", 2, "disturbed rounds that may be run again, all together", type=at_least(0)),
+        option("--patience", 60.0, "seconds to wait for a quiet machine, each round", type=not_negative),
+        option("--only", "", "modes, separated by commas: txn,sync,sdk and so on"),
+    ),
+)  # fmt: skip
+
+
 def main() -> int:
     """Run what the command line says; 0 if every system could be built."""
     by_name = {peer.name: peer for peer in PEERS}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = BENCH.parser()
     parser.add_argument("systems", nargs="*", metavar="SYSTEM", help=f"of {', '.join(by_name)}; or page")
-    parser.add_argument("--rounds", type=at_least(1), default=3)
-    parser.add_argument("--warm", type=not_negative, default=0.5, help="seconds of each load before its window")
-    parser.add_argument("--seconds", type=above_zero, default=1.7, help="of each window")
-    parser.add_argument("--kills", type=at_least(0), default=5, help="of each leader; 0: none")
-    parser.add_argument(
-        "--repeats", type=at_least(0), default=2, help="disturbed rounds that may be run again, all together"
-    )
-    parser.add_argument(
-        "--patience", type=not_negative, default=60.0, help="seconds to wait for a quiet machine, each round"
-    )
-    parser.add_argument("--seed", type=at_least(0), default=1, help="of the order of the systems")
-    parser.add_argument("--directory", type=folder, help="parent of the data; the system's temporary one by default")
-    parser.add_argument("--only", default="", help="modes, separated by commas: txn,sync,sdk and so on")
-    parser.add_argument("--quick", action="store_true", help="one round, windows of a second, one kill")
-    parser.add_argument("--no-save", action="store_true", help="print only")
-    options = parser.parse_args()
+    options = BENCH.parse(parser)
     if options.systems == ["page"]:
         print(f"drawn: {page.write()}")
         return 0
@@ -51,9 +50,6 @@ def main() -> int:
     only = frozenset(options.only.split(",")) if options.only else frozenset[str]()
     if only - modes:
         parser.error(f"no such mode: {', '.join(sorted(only - modes))}; there are {', '.join(sorted(modes))}")
-    if options.quick:
-        options.rounds, options.seconds, options.warm, options.kills = 1, 1.0, 0.5, min(1, options.kills)
-    end_in_order()
     plan = Plan(
         makers={name: by_name[name] for name in options.systems or by_name},
         rounds=options.rounds,

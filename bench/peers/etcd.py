@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.peers import packages
-from bench.peers.peer import Case, Peer, Ports, local
+from bench.peers.peer import Case, Peer, local
 from oncegate.gateway.local.blocking_http import get_json
 
 
@@ -16,6 +16,7 @@ class Etcd(Peer):
     name = "etcd"
     title = "etcd"
     version = "3.6.16"
+    scheme = "http://"
     settings: ClassVar = {
         "log": "fdatasync before each answer, which is the default",
         "election, heartbeat": "1,000 and 100 ms, the defaults",
@@ -28,13 +29,7 @@ class Etcd(Peer):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._program = packages.go_program(packages.HERE / "servers" / "etcd")
-        ports = Ports.free()
-        self._clients, self._peers = local(ports.clients, "http://"), local(ports.peers, "http://")
-
-    @property
-    def addresses(self) -> list[str]:
-        """Client URLs."""
-        return self._clients
+        self._peers = local(self.ports.peers, "http://")
 
     def command(self, name: str) -> list[str]:
         """Return the command line of a node."""
@@ -43,8 +38,8 @@ class Etcd(Peer):
             "name": name,
             "data-dir": str(self.directory / name),
             "log-level": "error",
-            "listen-client-urls": self._clients[at],
-            "advertise-client-urls": self._clients[at],
+            "listen-client-urls": self.addresses[at],
+            "advertise-client-urls": self.addresses[at],
             "listen-peer-urls": self._peers[at],
             "initial-advertise-peer-urls": self._peers[at],
             "initial-cluster": ",".join(f"{node}={url}" for node, url in zip(self.nodes, self._peers, strict=True)),
@@ -54,5 +49,5 @@ class Etcd(Peer):
 
     def is_ready(self) -> bool:
         """Whether all nodes are healthy."""
-        answers = [get_json(f"{url}/health", 1.0) for url in self._clients]
+        answers = [get_json(f"{url}/health", 1.0) for url in self.addresses]
         return all(answer is not None and answer.get("health") == "true" for answer in answers)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import ClassVar, Final
 
-from bench.peers.peer import Case, Peer, Standing, with_its_parent
+from bench.children import with_its_parent
+from bench.peers.peer import Case, Peer, Standing
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.processes import ProcessCluster
 

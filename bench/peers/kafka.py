@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from bench.peers import packages
-from bench.peers.peer import Case, Peer, Ports, local
+from bench.peers.peer import Case, Peer, local
 
 CLUSTER: Final = "b25jZWdhdGUtcGVlcnMtMQ"
 FORMAT_S: Final = 60.0
@@ -19,6 +19,7 @@ class Kafka(Peer):
     name = "kafka"
     title = "Kafka"
     version = "4.3.1"
+    file = "{}.properties"
     settings: ClassVar = {
         "log.flush.interval.messages": "1: each message is flushed; the default leaves that to the kernel",
         "producer": "acks=all, idempotent, not compressed; async: 4,096 under way, linger 5 ms",
@@ -42,19 +43,13 @@ class Kafka(Peer):
         source = packages.HERE / "servers" / "kafka"
         self._jars = packages.maven_jars(source)
         self._logging = source / "log4j2.properties"
-        self._ports = Ports.free()
 
-    @property
-    def addresses(self) -> list[str]:
-        """Broker addresses."""
-        return local(self._ports.clients)
-
-    def configuration(self, name: str) -> str:
+    def configuration(self, name: str) -> list[str]:
         """Return the configuration file of a process."""
         at = self.nodes.index(name)
-        broker, controller = local(self._ports.clients)[at], local(self._ports.peers)[at]
-        voters = ",".join(f"{number + 1}@{address}" for number, address in enumerate(local(self._ports.peers)))
-        return "\n".join([
+        broker, controller = local(self.ports.clients)[at], local(self.ports.peers)[at]
+        voters = ",".join(f"{number + 1}@{address}" for number, address in enumerate(local(self.ports.peers)))
+        return [
             "process.roles=broker,controller",
             f"node.id={at + 1}",
             f"controller.quorum.voters={voters}",
@@ -70,22 +65,17 @@ class Kafka(Peer):
             "transaction.state.log.replication.factor=3",
             "transaction.state.log.min.isr=2",
             "auto.create.topics.enable=false",
-            "",
-        ])  # fmt: skip
+        ]  # fmt: skip
 
     def configure(self) -> None:
         """Write the configuration files and format the data folders."""
-        for name in self.nodes:
-            self._file(name).write_text(self.configuration(name))
+        super().configure()
         self._format()
-
-    def _file(self, name: str) -> Path:
-        return self.directory / f"{name}.properties"
 
     def _format(self) -> None:
         formats = []
         for name in self.nodes:
-            words = self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(self._file(name)))
+            words = self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(self.file_of(name)))
             formats.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         ended = [one.wait(FORMAT_S) for one in formats]
         if any(ended):
@@ -95,7 +85,7 @@ class Kafka(Peer):
         """Return the command line of a process; the flags of the collector are those of Kafka's own script."""
         flags = ["-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
         flags += ["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"]
-        return self._java("kafka.Kafka", str(self._file(name)), flags=flags)
+        return self._java("kafka.Kafka", str(self.file_of(name)), flags=flags)
 
     def _java(self, program: str, *words: str, flags: list[str] | None = None) -> list[str]:
         path = ["-cp", f"{self._jars}/*", f"-Dlog4j2.configurationFile={self._logging}"]

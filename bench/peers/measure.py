@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench.peers import disturbance
-from bench.peers.peer import Case, Peer, with_its_parent
+from bench import disturbance
+from bench.children import with_its_parent
+from bench.peers.peer import Case, Peer
 from bench.usage import MachineTime, Usage
 
 LATE_S: Final = 40.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.peers import packages
-from bench.peers.peer import Case, Peer, Ports, local
+from bench.peers.peer import Case, Peer, local
 from oncegate.gateway.local.blocking_http import get
 
 
@@ -17,6 +17,8 @@ class Nats(Peer):
     name = "nats"
     title = "NATS JetStream"
     version = "2.15.2"
+    scheme = "nats://"
+    file = "{}.conf"
     settings: ClassVar = {
         "sync_interval": "always; the default flushes every two minutes",
         "stream": "file, R3, duplicates are known for two minutes",
@@ -28,41 +30,29 @@ class Nats(Peer):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._program = packages.go_program(packages.HERE / "servers" / "nats", "github.com/nats-io/nats-server/v2")
-        self._ports = Ports.free()
 
-    @property
-    def addresses(self) -> list[str]:
-        """Client URLs."""
-        return local(self._ports.clients, "nats://")
-
-    def configuration(self, name: str) -> str:
+    def configuration(self, name: str) -> list[str]:
         """Return the configuration file of a node."""
         at = self.nodes.index(name)
-        return "\n".join([
+        return [
             f"server_name: {name}",
-            f"listen: 127.0.0.1:{self._ports.clients[at]}",
-            f"http: 127.0.0.1:{self._ports.third[at]}",
+            f"listen: 127.0.0.1:{self.ports.clients[at]}",
+            f"http: 127.0.0.1:{self.ports.third[at]}",
             "jetstream {",
             f"  store_dir: {json.dumps(str(self.directory / name))}",
             "  sync_interval: always",
             "}",
             "cluster {",
             "  name: bench",
-            f"  listen: 127.0.0.1:{self._ports.peers[at]}",
-            f"  routes: {json.dumps(local(self._ports.peers, 'nats://'))}",
+            f"  listen: 127.0.0.1:{self.ports.peers[at]}",
+            f"  routes: {json.dumps(local(self.ports.peers, 'nats://'))}",
             "}",
-            "",
-        ])  # fmt: skip
-
-    def configure(self) -> None:
-        """Write the configuration files."""
-        for name in self.nodes:
-            (self.directory / f"{name}.conf").write_text(self.configuration(name))
+        ]  # fmt: skip
 
     def command(self, name: str) -> list[str]:
         """Return the command line of a node."""
-        return [str(self._program), "-c", str(self.directory / f"{name}.conf")]
+        return [str(self._program), "-c", str(self.file_of(name))]
 
     def is_ready(self) -> bool:
         """Whether all nodes are healthy, JetStream included."""
-        return all(get(f"{url}/healthz", 1.0) is not None for url in local(self._ports.third, "http://"))
+        return all(get(f"{url}/healthz", 1.0) is not None for url in local(self.ports.third, "http://"))

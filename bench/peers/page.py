@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench import limits
-from bench.experiments import results
-from bench.markdown import prose as _prose
-from bench.markdown import table as _table
+from bench import pages
+from bench.harness import RESULTS, best, stored
+from bench.pages import prose, table
 from bench.peers import plot
-from bench.peers.ratios import Key, Run, Spread, runs
+from bench.peers.ratios import Key, Run, Spread, runs, told
 from bench.peers.systems import LABELS, PEERS
-from bench.peers.targets import OURS, Verdict, judge, of_dedup
+from bench.peers.targets import OURS, judge, of_dedup
 from oncegate.proof.check.report import page as checker_page
 
-RESULTS: Final = Path(__file__).parent.parent / "results"
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
 STYLE: Final = Path(checker_page.__file__).parent / "assets" / "plot.css"
-TO: Final = "\N{EN DASH}"
 COLUMNS: Final = (1, 64, 512)
 MANY: Final = "many"
 EACH: Final = {"batches": 100, "ranges": 1_024}
@@ -55,20 +52,20 @@ def write() -> Path:
         LookupError: there is no such run.
     """
     run = last_whole((RESULTS / "peers.jsonl").read_text())
-    dedup = results.shown(results.stored("dedup"), "bench")["dedup"]
+    dedup = best(stored("dedup"), "bench")["dedup"]
     target = DOCS / "peers.md"
     target.write_text(render(run, dedup))
     (DOCS / "peers.svg").write_text(drawing(run))
     return target
 
 
-def last_whole(stored: str) -> Run:
+def last_whole(text: str) -> Run:
     """Return the last run in the lines of a results file that is over and has everything.
 
     Raises:
         LookupError: there is none.
     """
-    parts = [json.loads(line) for line in stored.splitlines()]
+    parts = [json.loads(line) for line in text.splitlines()]
     whole = [run for run in runs(part for part in parts if is_whole(part)) if run.kills]
     if not whole:
         raise LookupError("no whole run is stored: python -m bench.peers")
@@ -93,10 +90,10 @@ def drawing(run: Run) -> str:
 
 def render(run: Run, dedup: Mapping[str, Any] | None) -> str:
     """Return the page in Markdown."""
-    verdicts = [*judge(run, disturbed=len(run.disturbed) == len(run.rounds)), *of_dedup(dedup)]
+    judgements = [*judge(run, disturbed=len(run.disturbed) == len(run.rounds)), *of_dedup(dedup)]
     parts = [
         "# Beside other systems",
-        _prose(
+        prose(
             "Drawn by `make bench-peers` from [raw data](../bench/results/peers.jsonl): change nothing here by hand. "
             "Three nodes of each system on one machine, each write flushed before its answer, values of 200 bytes, "
             "every key new, closed loop, the load on the same cores. In each round every system runs on a fresh "
@@ -107,22 +104,20 @@ def render(run: Run, dedup: Mapping[str, Any] | None) -> str:
         *_disturbed(run),
         *_failed(run),
         "## Targets",
-        _prose(
-            "Ratios of writes a second where nothing else is said, judged by their median; gaps by the longest one."
-        ),
-        _targets(verdicts),
-        *limits.missed(verdicts),
+        prose("Ratios of writes a second where nothing else is said, judged by their median; gaps by the longest one."),
+        pages.verdicts(judgements),
+        *pages.missed(judgements),
         *_about_dedup(dedup),
         "## Writes a second",
         "![Writes a second, a panel for each number of outstanding writes](peers.svg)",
         _rates(run),
         "## oncegate over each system",
-        _prose("Ratios of writes a second, round by round. **Bold: the other system is ahead.**"),
+        prose("Ratios of writes a second, round by round. **Bold: the other system is ahead.**"),
         _ratios(run),
         "## Latency, milliseconds",
         _latencies(run),
         "## What a write costs",
-        _prose(
+        prose(
             "Microseconds of processor time, and bytes that the file systems were asked to write, for each write: the "
             "three servers together; the client beside them. Restate's client includes the process with its handler."
         ),
@@ -130,7 +125,7 @@ def render(run: Run, dedup: Mapping[str, Any] | None) -> str:
         "## The leader is killed",
         _kills(run),
         "## What was compared",
-        *map(_prose, WORDS),
+        *map(prose, WORDS),
         _settings(run),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -159,14 +154,14 @@ WORDS: Final = (
 def _machine(run: Run) -> str:
     about = run.about
     calibrations = [
-        f"{_number(Spread.of(one[name] for one in run.rounds), decimals)} {unit}"
+        f"{told(Spread.of(one[name] for one in run.rounds), decimals)} {unit}"
         for name, decimals, unit in (
             ("fdatasync_4k_ms", 3, "ms for `fdatasync` of 4 KiB"),
             ("bare_posts_per_s", 0, "bare aiohttp POSTs/s"),
         )
     ]
     seconds = f"windows of {about['measured_s']:g} s after {about['warm_s']:g} s"
-    return _prose(
+    return prose(
         f"Commit {about['commit']}, {about['run']}, {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, "
         f"Python {about['python']}, seed {about['seed']}. Rounds: {len(run.rounds)}; {seconds}; run again: "
         f"{run.repeated}. "
@@ -176,34 +171,23 @@ def _machine(run: Run) -> str:
 
 def _disturbed(run: Run) -> list[str]:
     if not run.disturbed:
-        return [_prose("No round that counts was disturbed.")]
+        return [prose("No round that counts was disturbed.")]
     what = "; ".join(f"round {one['round']}, {one['disturbed']}" for one in run.disturbed)
     count = f"{len(run.disturbed)} of {len(run.rounds)}"
-    return [
-        _prose(f"**Something else had the machine in {count} rounds that count: {what}. Trust no figure of them.**")
-    ]
+    return [prose(f"**Something else had the machine in {count} rounds that count: {what}. Trust no figure of them.**")]
 
 
 def _failed(run: Run) -> list[str]:
     """Name what ended without a result: a gap in a table must have a reason."""
     named = dict.fromkeys(f"{LABELS[row['peer'], row['mode']]}, {row['outstanding']}" for row in run.failed)
-    return [_prose(f"**Without a result, in some round or under kills: {'; '.join(named)}.**")] if named else []
-
-
-def _targets(verdicts: Sequence[Verdict]) -> str:
-    rows = []
-    for one in verdicts:
-        met = {True: "yes", False: "**NO**", None: "disturbed" if one.reached else "not measured"}[one.met]
-        beside = f" against {one.beside}" if one.beside else ""
-        rows.append((f"{one.what}{beside}", one.wanted, _number(one.reached, one.decimals), met))
-    return _table(("", "wanted", "reached", "met"), rows)
+    return [prose(f"**Without a result, in some round or under kills: {'; '.join(named)}.**")] if named else []
 
 
 def _about_dedup(dedup: Mapping[str, Any] | None) -> list[str]:
     if dedup is None:
         return []
     where = f"commit {dedup['commit']}, `fdatasync` {dedup['fdatasync_4k_ms']:.3f} ms"
-    return [_prose(f"Duplicate detection is measured by `python -m bench.dedup` ({where}); spread: its middle rounds.")]
+    return [prose(f"Duplicate detection is measured by `python -m bench.dedup` ({where}); spread: its middle rounds.")]
 
 
 def _rates(run: Run) -> str:
@@ -212,9 +196,9 @@ def _rates(run: Run) -> str:
         cells = dict.fromkeys((*map(str, COLUMNS), MANY), "")
         for key in run.loads():
             if (key.peer, key.mode) == (peer, mode):
-                cells[_column(key)] = _number(Spread.of(run.figure(key, "rate").values()), 0)
+                cells[_column(key)] = told(Spread.of(run.figure(key, "rate").values()), 0)
         rows.append((LABELS[peer, mode], *cells.values()))
-    return _table(("outstanding", *map(str, COLUMNS), MANY), rows)
+    return table(("outstanding", *map(str, COLUMNS), MANY), rows)
 
 
 def _ratios(run: Run) -> str:
@@ -230,12 +214,12 @@ def _ratios(run: Run) -> str:
             rows.append((f"{LABELS[OURS, mode]}, {count}", *cells))
     ranges = {peer: _ratio(run, Key(OURS, "ranges", 4096), Key(peer, mode, n)) for peer, mode, n in OF_MANY}
     rows.append((f"{LABELS[OURS, 'ranges']}, {MANY}", *(ranges.get(peer, "") for peer, _ in COMPARED["sdk"])))
-    return _table(("", *(titles[peer] for peer, _ in COMPARED["sdk"])), rows)
+    return table(("", *(titles[peer] for peer, _ in COMPARED["sdk"])), rows)
 
 
 def _ratio(run: Run, ours: Key, other: Key) -> str:
     spread = run.ratio(ours, (other,), "rate", max)
-    text = _number(spread, 2)
+    text = told(spread, 2)
     return f"**{text}**" if spread is not None and spread.median < 1 else text
 
 
@@ -252,19 +236,19 @@ def _latencies(run: Run) -> str:
             middles[2] = "-"
         row = (f"{LABELS[key.peer, key.mode]}, {key.outstanding:,}", f"{least:,.0f}", *middles, f"{max(found[3]):,.1f}")
         rows.append(row)
-    return _table(("", "samples, least of the rounds", "p50", "p99", "p99.9", "max of all rounds"), rows)
+    return table(("", "samples, least of the rounds", "p50", "p99", "p99.9", "max of all rounds"), rows)
 
 
 def _costs(run: Run) -> str:
     rows = []
     for key in run.loads():
         cells = [
-            _number(Spread.of(run.figure(key, name).values()), decimals)
+            told(Spread.of(run.figure(key, name).values()), decimals)
             for name, decimals in (("servers_cpu_us", 1), ("clients_cpu_us", 1), ("servers_written_bytes", 0))
         ]
         errors = sum(run.figure(key, "errors").values())
         rows.append((f"{LABELS[key.peer, key.mode]}, {key.outstanding:,}", *cells, f"{errors:,.0f}" if errors else ""))
-    return _table(("", "servers, µs", "client, µs", "servers write, bytes", "errors"), rows)
+    return table(("", "servers, µs", "client, µs", "servers write, bytes", "errors"), rows)
 
 
 def _kills(run: Run) -> str:
@@ -278,13 +262,13 @@ def _kills(run: Run) -> str:
         each = ", ".join(f"{gap:.2f}" for gap in gaps)
         title = LABELS[row["peer"], row["mode"]]
         rows.append((title, f"{statistics.median(gaps):.2f}", each, f"{row['acknowledged']:,}", lost))
-    words = _prose(
+    words = prose(
         "64 callers write, the leader's process is killed with SIGKILL, comes back on its data and catches up; the "
         "longest time without any acknowledgement, in seconds. At the end everything acknowledged is read back. "
         "The page cache outlives a kill: lost writes would be the protocol's fault; a missing flush would not show. "
         "Time-outs of elections are the defaults."
     )
-    return words + "\n\n" + _table(("", "median gap", "each", "acknowledged", "of these lost"), rows)
+    return words + "\n\n" + table(("", "median gap", "each", "acknowledged", "of these lost"), rows)
 
 
 def _settings(run: Run) -> str:
@@ -293,15 +277,8 @@ def _settings(run: Run) -> str:
         version = run.about["systems"].get(peer.name, peer.version)
         settings = "; ".join(f"{name}: {value}" for name, value in peer.settings.items())
         rows.append((f"{peer.title} {version}", settings, peer.duplicates))
-    return _table(("system", "settings", "what keeps a repeated write from being done twice"), rows)
+    return table(("system", "settings", "what keeps a repeated write from being done twice"), rows)
 
 
 def _column(key: Key) -> str:
     return str(key.outstanding) if key.outstanding in COLUMNS else MANY
-
-
-def _number(spread: Spread | None, decimals: int) -> str:
-    if spread is None:
-        return "-"
-    middle, low, high = (f"{value:,.{decimals}f}" for value in spread[:3])
-    return f"{middle} ({low}{TO}{high})" if spread.rounds != 1 else middle

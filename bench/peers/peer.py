@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import abc
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
+from bench.children import with_its_parent
 from bench.peers import packages
 from oncegate.gateway.local.ports import free_ports
 from oncegate.gateway.local.processes import Closing, ProcessCluster
@@ -66,21 +65,6 @@ class Processes(ProcessCluster):
         return with_its_parent(self._peer.command(name))
 
 
-# A parent that died before the kernel was told is one that this process never had.
-_ENDS_WITH_PARENT: Final = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
-
-
-def with_its_parent(command: list[str]) -> list[str]:
-    """Let a process be killed when its parent, this one, dies: a bench that is killed leaves nothing behind."""
-    return [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *command]
-
-
 class Peer(Closing):
     """A cluster of three nodes of one system, with its data below ``directory``. Closing kills it and deletes the data.
 
@@ -107,20 +91,25 @@ class Peer(Closing):
     helpers: ClassVar[tuple[str, ...]] = ()
     """Processes beside the nodes, which count as clients."""
     environment: ClassVar[Mapping[str, str]] = {}
+    scheme: ClassVar[str] = ""
+    """Of the addresses."""
+    file: ClassVar[str] = ""
+    """Name of a node's configuration file; empty: it has none."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.nodes = tuple(f"n{number + 1}" for number in range(NODES))
         self.generator = packages.go_program(packages.HERE / "load")
+        self.ports = Ports.free()
         self.cluster = self._make_cluster()
 
     def _make_cluster(self) -> ProcessCluster:
         return Processes(self, self.directory)
 
     @property
-    @abc.abstractmethod
     def addresses(self) -> list[str]:
         """Of the nodes, as the generator takes them."""
+        return local(self.ports.clients, self.scheme)
 
     @abc.abstractmethod
     def command(self, name: str) -> list[str]:
@@ -130,8 +119,18 @@ class Peer(Closing):
     def is_ready(self) -> bool:
         """Whether all nodes serve."""
 
+    def configuration(self, name: str) -> list[str]:
+        """Return the lines of a node's configuration file."""
+        return []
+
+    def file_of(self, name: str) -> Path:
+        """Return where that is."""
+        return self.directory / self.file.format(name)
+
     def configure(self) -> None:
         """Write the configuration files."""
+        for name in self.nodes if self.file else ():
+            self.file_of(name).write_text("\n".join([*self.configuration(name), ""]))
 
     def start(self) -> None:
         """Start all nodes on empty data and wait until they serve."""

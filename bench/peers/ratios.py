@@ -37,6 +37,14 @@ class Spread(NamedTuple):
         return cls(statistics.median(found), found[0], found[-1], len(found)) if found else None
 
 
+def told(spread: Spread | None, decimals: int) -> str:
+    """Return a spread for people: the median, and what it lies between."""
+    if spread is None:
+        return "-"
+    middle, low, high = (f"{value:,.{decimals}f}" for value in spread[:3])
+    return f"{middle} ({low}\N{EN DASH}{high})" if spread.rounds != 1 else middle
+
+
 class Run:
     """One run as it is stored: a line for each attempt of a round, and one for the kills.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from bench.peers import packages
-from bench.peers.peer import Case, Peer, Ports, Standing, local
+from bench.peers.peer import Case, Peer, Standing, local
 from oncegate.gateway.local.blocking_http import get
 from oncegate.gateway.local.ports import free_ports
 
@@ -27,6 +27,8 @@ class Restate(Peer):
     name = "restate"
     title = "Restate"
     version = "1.7.12"
+    scheme = "http://"
+    file = "{}.toml"
     settings: ClassVar = {
         "default-replication": "2: of three nodes two hold each record, flushed (rocksdb-disable-wal-fsync = false)",
         "default-num-partitions": f"{PARTITIONS}",
@@ -42,20 +44,14 @@ class Restate(Peer):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._folder = packages.npm_packages(packages.HERE / "servers" / "restate")
-        self._ports = Ports.free()
         self._admin, (self._handler,) = local(free_ports(3), "http://"), free_ports(1)
         self._registered = False
 
-    @property
-    def addresses(self) -> list[str]:
-        """Where the nodes take requests."""
-        return local(self._ports.clients, "http://")
-
-    def configuration(self, name: str) -> str:
+    def configuration(self, name: str) -> list[str]:
         """Return the configuration file of a node."""
         at = self.nodes.index(name)
-        own = local(self._ports.peers)[at]
-        return "\n".join([
+        own = local(self.ports.peers)[at]
+        return [
             'roles = ["http-ingress", "admin", "worker", "log-server", "metadata-server"]',
             'cluster-name = "bench"',
             f'node-name = "{name}"',
@@ -73,29 +69,23 @@ class Restate(Peer):
             'rocksdb-total-memory-size = "1.0 GiB"',
             "[metadata-client]",
             'type = "replicated"',
-            f"addresses = {json.dumps(local(self._ports.peers, 'http://'))}",
+            f"addresses = {json.dumps(local(self.ports.peers, 'http://'))}",
             "[log-server]",
             "rocksdb-disable-wal-fsync = false",
             "[bifrost]",
             'default-provider = "replicated"',
             "[ingress]",
-            f'bind-address = "127.0.0.1:{self._ports.clients[at]}"',
+            f'bind-address = "127.0.0.1:{self.ports.clients[at]}"',
             "[admin]",
             f'bind-address = "{self._admin[at].removeprefix("http://")}"',
-            "",
-        ])  # fmt: skip
-
-    def configure(self) -> None:
-        """Write the configuration files."""
-        for name in self.nodes:
-            (self.directory / f"{name}.toml").write_text(self.configuration(name))
+        ]  # fmt: skip
 
     def command(self, name: str) -> list[str]:
         """Return the command line of a node or of the handler."""
         if name in self.helpers:
             return ["node", "--import", str(self._folder / "resolvers.mjs"), str(self._folder / "handler.mjs"),
                     str(self._handler)]  # fmt: skip
-        return [str(self._folder / SERVER), "--no-logo", "-c", str(self.directory / f"{name}.toml")]
+        return [str(self._folder / SERVER), "--no-logo", "-c", str(self.file_of(name))]
 
     def is_ready(self) -> bool:
         """Whether the handler is registered, every partition has a leader, and each node takes a request."""
@@ -109,7 +99,7 @@ class Restate(Peer):
 
     def standing(self) -> Standing | None:
         """Return the node that leads the most partitions; nobody keeps up while a partition runs on too few nodes."""
-        said = {node: _gauges(url) for node, url in zip(self.nodes, local(self._ports.peers, "http://"), strict=True)}
+        said = {node: _gauges(url) for node, url in zip(self.nodes, local(self.ports.peers, "http://"), strict=True)}
         leads = {node: gauges.get(_LEADERS, 0.0) for node, gauges in said.items()}
         if sum(leads.values()) < PARTITIONS:
             return None

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench import disturbance
 from bench.calibrate import bare_posts, fdatasync_4k
-from bench.peers import disturbance, kills, measure
+from bench.peers import kills, measure
 from bench.peers.measure import LoadFailed
 from bench.peers.peer import Case, Peer
 

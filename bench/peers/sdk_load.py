@@ -11,35 +11,36 @@ import asyncio
 import gc
 import heapq
 import itertools
-import json
 import sys
 import time
 import uuid
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from bench import ingest
+from bench.children import say
 from oncegate import Client, Session
 
 MODES: Final = {
-    "sdk": (ingest.single_puts, 1),
-    "rotating": (ingest.single_puts, 1),
-    "batches": (ingest.batches_of_100, 100),
-    "ranges": (ingest.ranges_of(1024), 1024),
-}
-"""The worker of each mode, and how many operations it has under way."""
+    "sdk": (SINGLE := ingest.CASES[0]), "rotating": SINGLE,
+    "batches": ingest.Case("", 1, 100), "ranges": ingest.Case("", 1, 1024, range=True),
+}  # fmt: skip
+"""The call of each mode."""
 WINDOW: Final = 4096
 PROGRESS_S: Final = 0.05
 GAPS_KEPT: Final = 200
 PATIENCE_S: Final = 30.0
 
 
-class Window(ingest.Load):
-    """Counts what ended in the window, as ``load/`` does: the load goes on before it and after it.
+class Window:
+    """Counts what ended in the window, as ``load/`` does: the load goes on before it and after it."""
 
-    :mod:`bench.ingest` counts what began in it too, which leaves out more of what takes long.
-    """
+    def __init__(self, seconds: float, warm_s: float) -> None:
+        self.from_s = time.perf_counter() + warm_s
+        self.until_s = self.from_s + seconds
+        self.operations = 0
+        self.latencies_s: list[float] = []
 
     def note(self, began_s: float, operations: int) -> None:
         """Count operations that have just ended."""
@@ -49,18 +50,20 @@ class Window(ingest.Load):
             self.latencies_s.append(ended_s - began_s)
 
 
-def say(event: str, **fields: Any) -> None:
-    """Print one event."""
-    print(json.dumps({"event": event, **fields}), flush=True)
-
-
 async def window(options: argparse.Namespace, session: Session, prefix: str) -> None:
     """Measure one window and say its result."""
-    worker, each = MODES[options.mode]
-    load = Window(session, options.measured, options.seed, warm_s=options.warm, prefix=prefix)
+    case = MODES[options.mode]
+    act, numbers = case.operation(session, prefix, options.seed), itertools.count(1)
+    load = Window(options.measured, options.warm)
     from_ns = time.time_ns() + int((load.from_s - time.perf_counter()) * 1e9)
     say("window", from_ns=from_ns, until_ns=from_ns + int(options.measured * 1e9))
-    await asyncio.gather(*(worker(load, number) for number in range(max(1, options.callers // each))))
+
+    async def caller() -> None:
+        while (began := time.perf_counter()) < load.until_s:
+            await act(next(numbers))
+            load.note(began, case.rows)
+
+    await asyncio.gather(*(caller() for _ in range(max(1, options.callers // case.rows))))
     took_ms = np.asarray(load.latencies_s or [0.0]) * 1000
     p50, p99, p999, worst = np.percentile(took_ms, [50, 99, 99.9, 100]).tolist()
     figures = {"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": worst}

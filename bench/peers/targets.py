@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench.limits import Limit
-from bench.peers.ratios import Key, Run, Spread
+from bench.pages import Judgement, Limit
+from bench.peers.ratios import Key, Run, Spread, told
 
 OURS: Final = "oncegate"
 GAP_MAX_S: Final = 0.3
@@ -123,22 +123,14 @@ DETECTION: Final = Limit(
 )
 
 
-class Verdict(NamedTuple):
-    """A target beside what was reached; ``reached`` is None where it was not measured.
-
-    ``limit`` says what holds a load back that misses its target.
-    """
-
-    what: str
-    beside: str
-    wanted: str
-    reached: Spread | None
-    met: bool | None
-    decimals: int = 2
-    limit: Limit | None = None
+def verdict(
+    what: str, wanted: str, reached: Spread | None, met: bool | None, limit: Limit | None = None, decimals: int = 2
+) -> Judgement:
+    """Return the judgement of a spread over the rounds."""
+    return Judgement(what, wanted, told(reached, decimals) if reached else "", met, limit)
 
 
-def judge(run: Run, *, disturbed: bool = False) -> list[Verdict]:
+def judge(run: Run, *, disturbed: bool = False) -> list[Judgement]:
     """Return each target with the ratio that the run has, and the kills; a ``disturbed`` run has no verdict."""
     found = []
     for target in TARGETS:
@@ -146,20 +138,21 @@ def judge(run: Run, *, disturbed: bool = False) -> list[Verdict]:
         ratio = run.ratio(target.ours, target.others, name, best)
         met = None if ratio is None else ratio.median < target.wanted if target.cost else ratio.median >= target.wanted
         wanted = f"{'<' if target.cost else '≥'} {target.wanted:.1f}"
-        limit = LIMITS.get(target.ours)
-        found.append(Verdict(target.what, target.beside, wanted, ratio, met, limit=limit))
+        found.append(verdict(f"{target.what} against {target.beside}", wanted, ratio, met, LIMITS.get(target.ours)))
     found += _of_kills(run.kills)
-    return [one._replace(met=None) for one in found] if disturbed else found
+    if not disturbed:
+        return found
+    return [one._replace(met=None, why_not="disturbed" if one.reached else one.why_not) for one in found]
 
 
-def of_dedup(dedup: Mapping[str, Any] | None) -> list[Verdict]:
+def of_dedup(dedup: Mapping[str, Any] | None) -> list[Judgement]:
     """Return what duplicate detection costs, by a run of ``bench.dedup``; the spread is its middle rounds."""
     found = []
     for what, wanted in (("latency, 1 outstanding", "≤ 1.05"), ("throughput, 512 outstanding", "≥ 0.95")):
         row = next((row for row in (dedup or {}).get("rows", ()) if row["what"] == what), None)
         spread = None if row is None else Spread(row["ratio"], row["quartile_low"], row["quartile_high"], 0)
         met = None if row is None else row["met"]
-        found.append(Verdict(f"duplicate detection on against off: {what}", "", wanted, spread, met, 3, DETECTION))
+        found.append(verdict(f"duplicate detection on against off: {what}", wanted, spread, met, DETECTION, 3))
     return found
 
 
@@ -170,12 +163,12 @@ _KILL: Final = Limit(
 )
 
 
-def _of_kills(kills: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+def _of_kills(kills: Sequence[Mapping[str, Any]]) -> list[Judgement]:
     gaps: dict[str, list[float]] = {row["peer"]: row["gaps_s"] for row in kills}
     ours = Spread.of(gaps.pop(OURS, []))
-    met = ours and ours.high < GAP_MAX_S
-    under = Verdict("leader killed: longest gap, s", "", f"< {GAP_MAX_S}", ours, met, limit=_KILL)
     others = [statistics.median(of) for of in gaps.values() if of]
     ratio = Spread.of([one / min(others) for one in ours[:3]]) if ours and others else None
-    beside = Verdict("leader killed: longest gap", "shortest median of all", "< 1.0", ratio, ratio and ratio.high < 1.0)
-    return [under, beside]
+    return [
+        verdict("leader killed: longest gap, s", f"< {GAP_MAX_S}", ours, ours and ours.high < GAP_MAX_S, _KILL),
+        verdict("leader killed: longest gap against shortest median of all", "< 1.0", ratio, ratio and ratio.high < 1),
+    ]

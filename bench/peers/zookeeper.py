@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.peers import packages
-from bench.peers.peer import Case, Peer, Ports, local
+from bench.peers.peer import Case, Peer
 
 
 class ZooKeeper(Peer):
@@ -16,6 +16,7 @@ class ZooKeeper(Peer):
     name = "zookeeper"
     title = "ZooKeeper"
     version = "3.9.5"
+    file = "{}.cfg"
     settings: ClassVar = {
         "forceSync": "yes, the default: the log is flushed before each answer",
         "tickTime, initLimit, syncLimit": "2,000 ms, 10, 5, as in its sample",
@@ -29,18 +30,12 @@ class ZooKeeper(Peer):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self._jars = packages.maven_jars(packages.HERE / "servers" / "zookeeper")
-        self._ports = Ports.free()
 
-    @property
-    def addresses(self) -> list[str]:
-        """Client addresses."""
-        return local(self._ports.clients)
-
-    def configuration(self, name: str) -> str:
+    def configuration(self, name: str) -> list[str]:
         """Return the configuration file of a server."""
-        of = self._ports
+        of = self.ports
         servers = [f"server.{at + 1}=127.0.0.1:{of.peers[at]}:{of.third[at]}" for at in range(len(self.nodes))]
-        return "\n".join([
+        return [
             "tickTime=2000",
             "initLimit=10",
             "syncLimit=5",
@@ -52,24 +47,23 @@ class ZooKeeper(Peer):
             "admin.enableServer=false",
             "4lw.commands.whitelist=srvr",
             *servers,
-            "",
-        ])  # fmt: skip
+        ]  # fmt: skip
 
     def configure(self) -> None:
         """Write the configuration files, and each server's number where it looks for it."""
+        super().configure()
         for at, name in enumerate(self.nodes):
             (self.directory / name).mkdir()
             (self.directory / name / "myid").write_text(f"{at + 1}\n")
-            (self.directory / f"{name}.cfg").write_text(self.configuration(name))
 
     def command(self, name: str) -> list[str]:
         """Return the command line of a server."""
         program = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        return ["java", "-Xmx1000m", "-cp", f"{self._jars}/*", program, str(self.directory / f"{name}.cfg")]
+        return ["java", "-Xmx1000m", "-cp", f"{self._jars}/*", program, str(self.file_of(name))]
 
     def is_ready(self) -> bool:
         """Whether all servers lead or follow."""
-        return all(b"Mode: " in _srvr(port) for port in self._ports.clients)
+        return all(b"Mode: " in _srvr(port) for port in self.ports.clients)
 
 
 def _srvr(port: int) -> bytes:

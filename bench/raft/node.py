@@ -1,19 +1,18 @@
 """One replica of the bench as a process, with the load inside it, as a gateway's is.
 
 ``python -m bench.raft.node SETTINGS``: a bare replica (:mod:`tests.faults.harness.replica_process`) that can be asked
-to load itself, to report and to profile itself.
+to load itself and to report.
 """
 
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import gc
 import random
 import time
 from typing import Any
 
-from bench.raft.profile import shares
+from bench.figures import Latency
 from oncegate.consensus import ConsensusError, Replica
 from tests.faults.harness.replica_process import ReplicaProcess, main
 
@@ -70,7 +69,6 @@ class BenchNode(ReplicaProcess):
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
         self.load: ClosedLoop | None = None
-        self.profile: cProfile.Profile | None = None
         self.marked: tuple[float, int, int] = (0.0, 0, 0)
         self.asks |= {
             "load": self._load,
@@ -78,7 +76,6 @@ class BenchNode(ReplicaProcess):
             "report": self._report,
             "unload": self._unload,
             "fill": self._fill,
-            "profile": self._profile,
         }
 
     async def _load(self, argument: Any) -> None:
@@ -97,19 +94,16 @@ class BenchNode(ReplicaProcess):
         load = self.load
         if load is None:
             return {}
-        samples, load.latencies = sorted(load.latencies), []
+        latencies, load.latencies = load.latencies, []
         status = self.replica.status()
         began, flushes, entries = self.marked
         self.marked = (time.perf_counter(), status.flushes, load.entries)
         elapsed = self.marked[0] - began
         return {
-            "samples": len(samples),
-            "per_second": len(samples) / elapsed,
-            "p50_ms": 1e3 * samples[len(samples) // 2] if samples else 0.0,
-            "p99_ms": 1e3 * samples[len(samples) * 99 // 100] if samples else 0.0,
-            "max_ms": 1e3 * samples[-1] if samples else 0.0,
+            "per_second": len(latencies) / elapsed,
+            **Latency.of(latencies)._asdict(),
             "flushes_per_second": (status.flushes - flushes) / elapsed,
-            "commands_per_entry": len(samples) / max(1, load.entries - entries),
+            "commands_per_entry": len(latencies) / max(1, load.entries - entries),
             "flush_p50_ms": status.flush_p50_ms,
             "flush_p99_ms": status.flush_p99_ms,
         }
@@ -135,16 +129,6 @@ class BenchNode(ReplicaProcess):
         if last is not None:
             await last
         return self.replica.status().last_index
-
-    async def _profile(self, on: Any) -> dict[str, float]:
-        if on:
-            self.profile = cProfile.Profile()
-            self.profile.enable()
-            return {}
-        if self.profile is None:
-            return {}
-        self.profile.disable()
-        return shares(self.profile)
 
 
 if __name__ == "__main__":

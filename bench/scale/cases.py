@@ -1,7 +1,7 @@
 """What grows, from which size to which, and how a cluster is brought to a size.
 
 Owns: the cases. A case brings a running cluster from one size to the next, and names the operation that is measured at
-each. Must not know how it is measured: :mod:`bench.scale.window`.
+each. Must not know how it is measured: :mod:`bench.scale.growth`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 import json
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Final
 
 import aiohttp
 
-from bench.dedup import Side
+from bench.harness import Side
+from bench.load import Operation, window
 from bench.scale.watches import TableWatches, Watches, watch_flags
-from bench.scale.window import Operation
 
 VALUE_BYTES: Final = 200
 AT_ONCE: Final = 512
@@ -52,15 +52,9 @@ def scattered(number: int, count: int) -> int:
     return number * 2_654_435_761 % 2**32 * count >> 32
 
 
-async def each(numbers: Iterable[int], act: Callable[[int], Awaitable[object]], at_once: int) -> None:
+async def each(numbers: Sequence[int], act: Callable[[int], Awaitable[object]], at_once: int) -> None:
     """Await ``act`` of all numbers, so many at once."""
-    left = iter(numbers)
-
-    async def worker() -> None:
-        for number in left:
-            await act(number)
-
-    await asyncio.gather(*(worker() for _ in range(at_once)))
+    await window(lambda at: act(numbers[at - 1]), at_once, most=len(numbers))
 
 
 class Case(abc.ABC):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
-from bench.experiments.results import Line
-from bench.markdown import prose, table
+from bench.harness import Line
+from bench.pages import Columns, drawn, header_of, prose
 from bench.scale.cases import CASES
 
 WORDS: Final = (
@@ -26,10 +25,13 @@ PUBLISHED: Final = (
 )
 RATIOS: Final = {"cpu_ratio": "processor time", "p50_ratio": "median latency"}
 TIMES: Final = {"p50_ms": "median", "p99_ms": "p99", "stall_ms": "longest stall"}
-HEAD: Final = (
-    "", "writes/s", "p50 ms", "p99 ms", "max ms", "samples", "p50 ratio", "nodes, µs", "ratio", "client, µs",
-    "memory, MiB", "disk, MiB", "longest stall, ms", "growing, ms",
-)  # fmt: skip
+COLUMNS: Final[Columns] = {
+    "": "{size:,}", "writes/s": "{operations_per_s:,.0f}", "p50 ms": "{p50_ms:.2f}", "p99 ms": "{p99_ms:.2f}",
+    "max ms": "{max_ms:.1f}", "samples": "{samples:,}", "p50 ratio": "{p50_ratio:.2f}",
+    "nodes, µs": "{nodes_cpu_us:,.0f}", "ratio": "{cpu_ratio:.2f}", "client, µs": "{client_cpu_us:,.0f}",
+    "memory, MiB": "{memory_mib:,.0f}", "disk, MiB": "{disk_mib:,.0f}", "longest stall, ms": "{stall_ms:,.0f}",
+    "growing, ms": lambda row: f"{row['growing_stall_ms']:,.0f}" if row["growing_stall_ms"] else "-",  # nothing grew
+}  # fmt: skip
 
 
 def section(runs: Mapping[str, Line]) -> list[str]:
@@ -41,30 +43,8 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     for case in CASES:
         parts += [f"### {case.title}", prose(f"{case.what} `python -m bench.scale --case {case.name}`.")]
         line = runs.get(case.name)
-        parts += (
-            [prose("Not measured yet.")] if line is None else [header_of(line), table(HEAD, map(cells, line["rows"]))]
-        )
+        parts += [prose("Not measured yet.")] if line is None else [header_of(line), drawn(COLUMNS, line["rows"])]
     return parts
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a size."""
-    return [
-        f"{row['size']:,}",
-        f"{row['operations_per_s']:,.0f}",
-        f"{row['p50_ms']:.2f}",
-        f"{row['p99_ms']:.2f}",
-        f"{row['max_ms']:.1f}",
-        f"{row['samples']:,}",
-        f"{row['p50_ratio']:.2f}",
-        f"{row['nodes_cpu_us']:,.0f}",
-        f"{row['cpu_ratio']:.2f}",
-        f"{row['client_cpu_us']:,.0f}",
-        f"{row['memory_mib']:,.0f}",
-        f"{row['disk_mib']:,.0f}",
-        f"{row['stall_ms']:,.0f}",
-        f"{row['growing_stall_ms']:,.0f}" if row["growing_stall_ms"] else "-",  # nothing grew
-    ]
 
 
 def drawing(runs: Mapping[str, Line]) -> str | None:

@@ -15,29 +15,18 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from bench.figures import machine
+from bench.pipeline import stored
 from bench.scenarios import page, plays
 from bench.scenarios.scene import Scene
 from examples.demo.console import results
 from oncegate.spark_sink import session
-from oncegate.stores.devcassandra.cluster import DevCluster, free_ports, running
-from oncegate.stores.devcassandra.node import Config
-
-
-@contextmanager
-def stored(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, DevCluster | None]]:
-    """Yield the URL of an empty store, and its Cassandra if it is one."""
-    if options.store == "sqlite":
-        yield f"sqlite://{directory}/store", None
-        return
-    with running(free_ports(Config(nodes=options.nodes, heap="512m")), directory / "cassandra") as cluster:
-        yield cluster.url("scenario"), cluster
+from oncegate.stores.devcassandra.cluster import DevCluster
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -83,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spark = session.build(f"oncegate scenario {options.name}", cores=2)
         try:
             with (
-                stored(options, directory) as (store, cassandra),
+                stored(options.store, directory, "scenario", nodes=options.nodes, heap="512m") as (store, cassandra),
                 Scene(directory, spark, store, rate=options.rate, seed=options.seed, say=console.print) as scene,
             ):
                 story = play(options.name, scene, cassandra, options.seconds)

@@ -11,29 +11,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from pyspark.sql import SparkSession
 
-from bench.scenarios.sales import Rows, Written
+from bench.pipeline import WAIT_S_MAX, Job, finished, flow
+from bench.scenarios.sales import Rows
 from bench.scenarios.traffic import TABLE, Traffic
 from examples.demo.recount import Check
-from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.spark_sink.derivation import Derivation
-from oncegate.spark_sink.flow_client import close_connections
-from oncegate.spark_sink.jobs import job
-from oncegate.spark_sink.jobs.settings import JobSettings
-from oncegate.spark_sink.sink import sink_of
 from oncegate.stores.tables import StoreTable
 
 CONSUMER: Final = "sales-tables"
-WAIT_S_MAX: Final = 600.0
 _SAMPLE_S: Final = 0.2
-_ASK_S: Final = 1.0
 _NAMED_MAX: Final = 5
 
 
@@ -51,34 +46,6 @@ class Phase(NamedTuple):
     begin_s: float
     end_s: float
     fault: bool
-
-
-class Job:
-    """A job in a thread of this process, on the session of all jobs: as `job.run` runs it in a process of its own."""
-
-    def __init__(self, spark: SparkSession, settings: JobSettings) -> None:
-        self.settings = settings
-        self.status: int | None = None
-        self._spark = spark
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=settings.replay or settings.consumer)
-        self._thread.start()
-
-    def stop(self) -> int | None:
-        """Ask it to end and wait; its exit status."""
-        self._stopping.set()
-        return self.ended()
-
-    def ended(self) -> int | None:
-        """Wait until it has ended by itself; its exit status, None when it does not."""
-        self._thread.join(WAIT_S_MAX)
-        return self.status
-
-    def _run(self) -> None:
-        # Spark looks sinks up in the session that is active in this thread; making a frame makes it that.
-        self._spark.createDataFrame([(1,)], "number int")
-        self.status = job.run(self._spark, self.settings, self._stopping)
-        close_connections()  # they are this thread's
 
 
 class Scene:
@@ -148,20 +115,13 @@ class Scene:
 
     def start_job(self, derivation: Derivation, tables: Sequence[StoreTable], **more: Any) -> Job:
         """Start a job as the one consumer of all jobs here."""
+        name = derivation.__name__.replace("_", "-")
         settings: dict[str, Any] = {
-            "tables": tuple(tables),
-            "sink": sink_of(derivation, derivation.__name__.replace("_", "-")),
-            "endpoints": ",".join(self.cluster.endpoints),
-            "flow": TABLE,
-            "consumer": CONSUMER,
-            "store": self.store,
-            "checkpoint": str(self.directory / "checkpoint"),
-            "available_now": False,
-            "timeout_s": 10,
-            **more,
-        }
+            "endpoints": ",".join(self.cluster.endpoints), "flow": TABLE, "consumer": CONSUMER, "store": self.store,
+            "checkpoint": str(self.directory / "checkpoint"), "timeout_s": 10, **more,
+        }  # fmt: skip
         self._meant.add(f"{CONSUMER}.replay.{more['replay']}" if "replay" in more else CONSUMER)
-        started = Job(self._spark, JobSettings(**settings))
+        started = Job(self._spark, name, derivation, tables, **settings)
         self._jobs.append(started)
         return started
 
@@ -175,8 +135,7 @@ class Scene:
 
     def flow(self) -> dict[str, Any] | None:
         """Return the description of the flow by the first node that answers."""
-        answers = (get_json(f"{endpoint}/v1/flows/{TABLE}", _ASK_S) for endpoint in self.cluster.endpoints)
-        return next((answer for answer in answers if answer is not None), None)
+        return flow(self.cluster.endpoints, TABLE)
 
     def cursor(self) -> int:
         """Return the last batch that the job has finished, 0 = none."""
@@ -192,12 +151,8 @@ class Scene:
         Raises:
             TimeoutError: not within `WAIT_S_MAX`.
         """
-
-        def finished() -> bool:
-            found = self.flow()
-            return found is not None and not found["open_items"] and self.cursor() >= found["last_batch"] > 0
-
-        wait_for(finished, WAIT_S_MAX, "the job has caught up", every_s=_SAMPLE_S)
+        done = partial(finished, self.cluster.endpoints, TABLE, CONSUMER)
+        wait_for(done, WAIT_S_MAX, "the job has caught up", every_s=_SAMPLE_S)
 
     def delivering(self) -> None:
         """Wait until the job has finished its first batch.
@@ -237,8 +192,3 @@ class Scene:
                     # Not attached yet: it has all of it to read.
                     behind[consumer] = int(found["items"] or 0)
             self.samples.append(Sample(self.now_s(), behind))
-
-
-def all_of(*parts: Sequence[Written]) -> list[Written]:
-    """Return the writes of several spells of traffic."""
-    return [one for part in parts for one in part]

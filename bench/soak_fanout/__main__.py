@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import random
 import signal
@@ -21,12 +20,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
+from bench.pipeline import finished, stored
 from bench.soak_fanout.driver import chosen
 from examples.demo.console import results
 from examples.demo.recount import Check
@@ -36,8 +36,7 @@ from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.processes import end_session, spawn
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.stores.claimed import claimed_store
-from oncegate.stores.devcassandra.cluster import DevCluster, free_ports, running
-from oncegate.stores.devcassandra.node import Config
+from oncegate.stores.devcassandra.cluster import DevCluster
 from tests.spark.library.case import Case, Write
 
 _FLOW: Final = {"retention_ms": 86_400_000, "max_items": 200, "linger_ms": 1_000}
@@ -141,30 +140,13 @@ def killing(
     return killed
 
 
-def finished(cluster: LocalCluster, name: str) -> bool:
-    """Tell whether a case's consumer has finished all that is written."""
-    found = get_json(f"{cluster.endpoints[0]}/v1/flows/{name}")
-    return (
-        found is not None
-        and not found["open_items"]
-        and (found["consumers"].get(name) or {}).get("cursor", 0) >= found["last_batch"] > 0
-    )
-
-
-@contextlib.contextmanager
-def stored(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, DevCluster | None]]:
-    """Yield the URL of an empty store, and its Cassandra."""
-    if options.store == "sqlite":
-        yield f"sqlite://{directory}/store", None
-        return
-    with running(free_ports(Config(nodes=3, heap="512m")), directory / "cassandra") as cluster:
-        yield cluster.url("soak"), cluster
-
-
 def soak(options: argparse.Namespace, directory: Path, console: Console) -> list[Check]:
     """Run, and return what was compared."""
     cases = chosen(options.case)
-    with stored(options, directory) as (store, cassandra), LocalCluster(directory / "nodes") as cluster:
+    with (
+        stored(options.store, directory, "soak", nodes=3, heap="512m") as (store, cassandra),
+        LocalCluster(directory / "nodes") as cluster,
+    ):
         cluster.start()
         cluster.wait_ready()
         writing = Writing(cluster.endpoints, cases, options.seconds, options.seed)
@@ -179,7 +161,7 @@ def soak(options: argparse.Namespace, directory: Path, console: Console) -> list
 
             def all_finished() -> bool:
                 spark.check()
-                return all(finished(cluster, name) for name in cases)
+                return all(finished(cluster.endpoints, name, name) for name in cases)
 
             wait_for(all_finished, _FINISH_S_MAX, "every job has caught up", state=lambda: _tail(spark.log), every_s=1)
         finally:

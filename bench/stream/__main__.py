@@ -8,38 +8,32 @@ twice, 1 something was.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bench.children import Failed, talking
-from bench.experiments import page
-from bench.experiments.results import parser, watched
-from bench.figures import save
+from bench.harness import Bench, option, part
 from bench.options import above_zero, at_least, not_negative
-from bench.stream.events import TABLE, key_of
-from bench.stream.parts import SAMPLE_S, Sample, caught_up, sample, used
+from bench.pipeline import finished, stored
+from bench.stream.events import CONSUMER, TABLE, key_of
+from bench.stream.parts import SAMPLE_S, Sample, sample, used
 from bench.stream.reader import in_flow, in_store
 from bench.stream.writer import PATIENCE_S
 from oncegate import Client
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.gateway.machine.commands import VALUE_BYTES_MAX
-from oncegate.stores.devcassandra.cluster import free_ports, running
-from oncegate.stores.devcassandra.node import Config
 
 MODES = {"singles": 512, "ranges": 4}
 """Callers of each mode: one event, or 1,024, under way each."""
 FLOW = {"retention_ms": 86_400_000, "retention_bytes": 10 << 30, "max_items": 16_384, "linger_ms": 250}
 QUOTA_BYTES = 24 << 30
-WHOLE_S = 600.0
 VALUE_BYTES = 200
 VALUE_BYTES_MIN = 12
 """Quotes and the number of an event."""
@@ -54,16 +48,6 @@ REPLAYED_MAX = 64
 
 They are the last of the older half of what is delivered, which the flow still retains.
 """
-
-
-@contextlib.contextmanager
-def stored(kind: str, directory: Path) -> Iterator[str]:
-    """Yield the URL of an empty store."""
-    if kind == "sqlite":
-        yield f"sqlite://{directory}/store"
-        return
-    with running(free_ports(Config(nodes=1)), directory / "cassandra") as cassandra:
-        yield cassandra.url("stream")
 
 
 async def declare(cluster: LocalCluster) -> None:
@@ -88,11 +72,12 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
         cluster.start()
         cluster.wait_ready()
         asyncio.run(declare(cluster))
+        caught_up = partial(finished, cluster.endpoints, TABLE, CONSUMER)
         endpoints = ",".join(cluster.endpoints)
         words = (store, str(directory), endpoints)
         driver = stack.enter_context(talking("bench.stream.driver", *words, log=directory / "spark.log"))
         driver.wait("started", STARTED_S)
-        wait_for(lambda: caught_up(cluster), STARTED_S, "the job delivers", state=driver.log_tail, every_s=0.1)
+        wait_for(caught_up, STARTED_S, "the job delivers", state=driver.log_tail, every_s=0.1)
         wanted = ("--mode", mode, "--seconds", str(seconds), "--rate", str(rate), "--value-bytes", str(value_bytes))
         load = ("--endpoints", endpoints, "--callers", str(MODES[mode]), *wanted)
         writer = stack.enter_context(talking("bench.stream.writer", *load, log=directory / "writer.log"))
@@ -117,7 +102,7 @@ def measured(mode: str, store: str, directory: Path, *, seconds: float, rate: fl
                 replay["until_s"] = found.at_s
         result = writer.wait("result", 5.0)
         after_load = used(cluster, writer, driver)
-        wait_for(lambda: caught_up(cluster), CATCH_UP_S + seconds, "the job has caught up", every_s=0.1)
+        wait_for(caught_up, CATCH_UP_S + seconds, "the job has caught up", every_s=0.1)
         delivered_s, after = time.monotonic() - began_s, used(cluster, writer, driver)
         if replay is None:  # the job had not begun to deliver while there was load
             replay = {"first": 1, "batches": 1, "from_s": delivered_s}
@@ -164,60 +149,36 @@ def thinned(samples: list[Sample], most: int = 120) -> list[tuple[float, float, 
     ]
 
 
-def show(row: dict[str, Any]) -> None:
-    """Print a mode."""
-    print(
-        f"   {row['mode']}: {row['events']:,} events, {row['events_per_s']:,.0f}/s acknowledged, "
-        f"{row['delivered_per_s']:,.0f}/s delivered, p50 {row['p50_ms']:.2f} p99 {row['p99_ms']:.2f} "
-        f"max {row['max_ms']:.1f} ms of {row['samples']:,}, stall {row['stall_ms']:.0f} ms; nodes "
-        f"{row['nodes_cpu_us']:.1f}, spark {row['spark_cpu_us']:.1f}, client {row['client_cpu_us']:.1f} us each; "
-        f"largest lag {row['lag_max']:,}, caught up after {row['caught_up_s']:.1f} s; replay of "
-        f"{row['replay']['batches']} batches {row['replay']['seconds']:.1f} s; rows {row['rows']}; "
-        f"batches {row['batches']}: {'exact' if row['exact'] else 'NOT EXACT'}",
-        flush=True,
-    )
+BENCH: Final = Bench(
+    "stream", __doc__, drawn=True,
+    options=(
+        option("--mode", None, "again for more [both]", action="append", choices=[*MODES]),
+        option("--seconds", 600.0, "of each mode; less: a sample", quick=15.0, type=above_zero),
+        option("--rate", 0.0, "events a second; 0: as fast as they are answered", type=not_negative),
+        option("--value-bytes", VALUE_BYTES, "of an event", type=at_least(VALUE_BYTES_MIN, VALUE_BYTES_MAX)),
+        option("--store", "sqlite", "of the job", choices=("sqlite", "cassandra")),
+    ),
+)  # fmt: skip
 
 
 def main() -> int:
-    """Run what the command line says; returns the exit status."""
-    options = parser(__doc__ or "")
-    options.add_argument("--mode", action="append", choices=[*MODES], help="again for more [both]")
-    options.add_argument("--seconds", type=above_zero, help="of each mode [600; 15 with --quick]; less: a sample")
-    options.add_argument(
-        "--rate", type=not_negative, default=0.0, help="events a second; 0: as fast as they are answered [0]"
-    )
-    options.add_argument(
-        "--value-bytes", type=at_least(VALUE_BYTES_MIN, VALUE_BYTES_MAX), default=VALUE_BYTES, help="[200]"
-    )
-    options.add_argument("--store", choices=("sqlite", "cassandra"), default="sqlite")
-    try:
-        return run(options.parse_args())
-    except Failed as failure:
-        print(f"failed: {failure}", file=sys.stderr)
-        return 1
-
-
-def run(options: argparse.Namespace) -> int:
-    """Measure the chosen modes, each saved by itself."""
-    seconds, exact = options.seconds or (15.0 if options.quick else WHOLE_S), True
-    # What lasts less, is paced, or is of other values is not what the page judges.
-    sample = options.quick or seconds < WHOLE_S or options.rate > 0 or options.value_bytes != VALUE_BYTES
+    """Measure the chosen modes, each saved by itself; returns the exit status."""
+    options, exact = BENCH.parse(), True
+    load = {"rate": options.rate, "value_bytes": options.value_bytes}
+    # What is paced, or is of other values, is not what the page judges.
+    options.sample = options.sample or options.rate > 0 or options.value_bytes != VALUE_BYTES
     for mode in options.mode or MODES:
-        with (
-            tempfile.TemporaryDirectory(prefix="oncegate-stream-", dir=options.directory) as name,
-            watched(f"stream: {mode}", Path(name), seed=options.seed, quick=sample) as about,
-        ):
-            directory = Path(name)
-            about |= {"mode": mode, "store": options.store, "rate": options.rate, "value_bytes": options.value_bytes}
-            with stored(options.store, directory) as store:
-                row, _ = measured(
-                    mode, store, directory, seconds=seconds, rate=options.rate, value_bytes=options.value_bytes
-                )
-        show(row)
+        try:
+            with (
+                part(BENCH, f"stream: {mode}", options, mode=mode, store=options.store, **load) as run,
+                stored(options.store, run.directory, "stream", nodes=1) as (store, _),
+            ):
+                row, _ = measured(mode, store, run.directory, seconds=options.seconds, **load)
+                run.add(row)
+        except Failed as failure:
+            print(f"failed: {failure}", file=sys.stderr)
+            return 1
         exact = exact and row["exact"]
-        if not options.no_save:
-            save("stream", about, [row])
-            print(f"drawn: {page.write()}", flush=True)
     return 0 if exact else 1
 
 

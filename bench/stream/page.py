@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bench.experiments.about import header_of
 from bench.experiments.plot import Curve, Panel, draw
-from bench.experiments.results import Line
-from bench.experiments.targets import Judgement, judge
-from bench.markdown import prose, table
+from bench.harness import Line
+from bench.pages import Columns, Judgement, figures, header_of, judge, prose, table
 
 TITLES: Final = {"singles": "one by one, 512 outstanding", "ranges": "ranges of 1,024, 4 outstanding"}
 TARGETS: Final = {"singles": 20_000, "ranges": 92_600}
@@ -45,7 +43,13 @@ def section(runs: Mapping[str, Line]) -> list[str]:
     for mode, title in TITLES.items():
         if mode in runs:
             line, row = runs[mode], runs[mode]["rows"][0]
-            parts += [f"### Events, {title}", header_of(line), _figures(line, row), _recounts(row), prose(_replay(row))]
+            parts += [
+                f"### Events, {title}",
+                header_of(line),
+                figures(FIGURES, {**row, "store": line["store"]}),
+                _recounts(row),
+                prose(_replay(row)),
+            ]
     return parts
 
 
@@ -65,23 +69,23 @@ def judgements(runs: Mapping[str, Line]) -> list[Judgement]:
     return found
 
 
-def _figures(line: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    least = min((rate for at, rate, _ in row["over_time"] if at <= row["seconds"]), default=0.0)
-    rows = [
-        ("events, seconds", f"{row['events']:,} in {row['seconds']:,.0f} s"),
-        ("acknowledged/s", f"{row['events_per_s']:,.0f}"),
-        ("delivered/s", f"{row['delivered_per_s']:,.0f}"),
-        ("least acknowledged/s in a step of the plot, under load", f"{least:,.0f}"),
-        ("published/s, a cluster", "92,600"),
-        ("p50, p99, max, ms", f"{row['p50_ms']:.2f}, {row['p99_ms']:.2f}, {row['max_ms']:.1f} of {row['samples']:,}"),
-        ("longest time without an answer, ms", f"{row['stall_ms']:,.0f}"),
-        ("processor time an event, µs", f"nodes {row['nodes_cpu_us']:.1f}, Spark {row['spark_cpu_us']:.1f}, client "
-                                       f"{row['client_cpu_us']:.1f}"),
-        ("largest lag of the job, events", f"{row['lag_max']:,}"),
-        ("caught up after the last event, s", f"{row['caught_up_s']:.1f}"),
-        ("store", str(line["store"])),
-    ]  # fmt: skip
-    return table(("", ""), rows)
+FIGURES: Final[Columns] = {
+    "events, seconds": "{events:,} in {seconds:,.0f} s",
+    "acknowledged/s": "{events_per_s:,.0f}",
+    "delivered/s": "{delivered_per_s:,.0f}",
+    "least acknowledged/s in a step of the plot, under load": lambda row: f"{_least(row):,.0f}",
+    "published/s, a cluster": "92,600",
+    "p50, p99, max, ms": "{p50_ms:.2f}, {p99_ms:.2f}, {max_ms:.1f} of {samples:,}",
+    "longest time without an answer, ms": "{stall_ms:,.0f}",
+    "processor time an event, µs": "nodes {nodes_cpu_us:.1f}, Spark {spark_cpu_us:.1f}, client {client_cpu_us:.1f}",
+    "largest lag of the job, events": "{lag_max:,}",
+    "caught up after the last event, s": "{caught_up_s:.1f}",
+    "store": "{store}",
+}
+
+
+def _least(row: Mapping[str, Any]) -> float:
+    return min((rate for at, rate, _ in row["over_time"] if at <= row["seconds"]), default=0.0)
 
 
 def _recounts(row: Mapping[str, Any]) -> str:

@@ -6,15 +6,14 @@ Owns: the figures that are taken each second. Read next: `bench.stream.__main__`
 from __future__ import annotations
 
 import time
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from bench.children import Talking
+from bench.pipeline import flow
 from bench.stream.events import CONSUMER, TABLE
 from bench.usage import Usage
-from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
 
-ASK_S: Final = 2.0
 SAMPLE_S: Final = 1.0
 
 
@@ -28,15 +27,9 @@ class Sample(NamedTuple):
     last_batch: int
 
 
-def flow(cluster: LocalCluster) -> dict[str, Any] | None:
-    """Return the flow's description by the first node that answers."""
-    asked = (get_json(f"{endpoint}/v1/flows/{TABLE}", ASK_S) for endpoint in cluster.endpoints)
-    return next((found for found in asked if found is not None), None)
-
-
 def sample(cluster: LocalCluster, writer: Talking, began_s: float) -> Sample | None:
     """Return the state now, or None where no node answers."""
-    found = flow(cluster)
+    found = flow(cluster.endpoints, TABLE)
     if found is None:
         return None
     told = writer.of("progress")
@@ -44,15 +37,6 @@ def sample(cluster: LocalCluster, writer: Talking, began_s: float) -> Sample | N
     behind = int(job.get("lag_items") or 0) if job else int(found["items"] or 0)
     acknowledged = int(told[-1]["acknowledged"]) if told else 0
     return Sample(time.monotonic() - began_s, acknowledged, behind, int(job.get("cursor", 0)), int(found["last_batch"]))
-
-
-def caught_up(cluster: LocalCluster) -> bool:
-    """Tell whether the job has finished everything."""
-    found = flow(cluster)
-    job = (found or {"consumers": {}})["consumers"].get(CONSUMER)
-    return (
-        found is not None and job is not None and not found["open_items"] and job["cursor"] >= found["last_batch"] > 0
-    )
 
 
 def used(cluster: LocalCluster, writer: Talking, driver: Talking) -> dict[str, Usage]:

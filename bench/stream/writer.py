@@ -10,14 +10,14 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import sys
 import threading
 import time
 from array import array
-from typing import Any, Final
+from typing import Final
 
+from bench.children import say
 from bench.figures import Latency
 from bench.stream.events import TABLE, key_of
 from oncegate import Client, Session
@@ -75,11 +75,6 @@ class Load:
 
     def _value(self, number: int) -> str:
         return f"{number:0{STAMP}}{self._tail}"
-
-
-def say(event: str, **fields: Any) -> None:
-    """Print one event."""
-    print(json.dumps({"event": event, **fields}), flush=True)
 
 
 async def run(options: argparse.Namespace) -> None:

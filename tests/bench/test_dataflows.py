@@ -29,9 +29,7 @@ from bench.dataflows.__main__ import (
     needed,
     nodes_of,
     plan,
-    turned,
 )
-from bench.dataflows.alone import alone
 from bench.dataflows.app import WARM, Load, by_class, by_phase
 from bench.dataflows.architectures import NAMES, DataFlow
 from bench.dataflows.database import of_cassandra, of_sqlite
@@ -40,7 +38,7 @@ from bench.dataflows.jetstream import JetStream, QueueFailed
 from bench.dataflows.network import Connection, Sent, parse
 from bench.dataflows.priority import NICE, yielding
 from bench.dataflows.recount import recount
-from bench.dataflows.stage import Run, run
+from bench.dataflows.stage import Run, alone, run
 from bench.dataflows.targets import judgements, on_paper, ratio_of
 from bench.dataflows.trend import trend
 from bench.dataflows.workload import (
@@ -63,7 +61,8 @@ from bench.dataflows.workload import (
     text_of as text_of_post,
 )
 from bench.dataflows.writers import ROWS_MAX, Together
-from bench.limits import Limit
+from bench.load import turned
+from bench.pages import Limit
 from oncegate.spark_sink.derivation import FlowBatch, Upsert
 from oncegate.stores import open_store
 from oncegate.stores.devcassandra.cluster import DevCluster
@@ -580,7 +579,7 @@ def test_experiments_that_find_a_load_run_before_those_that_have_it() -> None:
 
 
 def test_each_data_flow_is_as_often_the_first_as_any_other() -> None:
-    orders = [turned(NAMES, turn) for turn in range(2 * len(NAMES))]
+    orders = [[*turned(NAMES, turn)] for turn in range(2 * len(NAMES))]
     assert all(sorted(order) == sorted(NAMES) for order in orders)
     for place in range(len(NAMES)):
         assert all([order[place] for order in orders].count(name) == 2 for name in NAMES)

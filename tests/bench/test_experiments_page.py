@@ -15,14 +15,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from bench import disturbance, harness
 from bench.children import talking
 from bench.experiments import __main__ as all_of_them
-from bench.experiments import calls, fan_out, page, results, targets
+from bench.experiments import calls, fan_out, page
 from bench.experiments.__main__ import COMMANDS
-from bench.experiments.about import header_of
-from bench.limits import Limit
-from bench.markdown import COLUMNS
-from bench.peers import disturbance
+from bench.pages import COLUMNS, Judgement, Limit, header_of, judge, targets
 from bench.usage import MachineTime, descendants
 
 
@@ -93,12 +91,12 @@ def test_missed_target_is_told_with_what_holds_it_back_and_where_its_profile_is(
     limits = {"fast": disk, "cheap": disk, "small": nothing, "wide": nothing}
     whole, sample = {**LINE, "quick": False}, {**LINE, "quick": True}
     text = "\n".join(
-        targets.section([
-            targets.judge("fast", "≥ 2", "1", whole, met=False, limits=limits),
-            targets.judge("cheap", "≤ 2", "3", whole, met=False, limits=limits),
-            targets.judge("small", "≤ 2", "1", whole, met=True, limits=limits),
-            targets.judge("wide", "≤ 2", "3", sample, met=False, limits=limits),
-            targets.Judgement("deep", "≤ 2", "", None),
+        targets([
+            judge("fast", "≥ 2", "1", whole, met=False, limits=limits),
+            judge("cheap", "≤ 2", "3", whole, met=False, limits=limits),
+            judge("small", "≤ 2", "1", whole, met=True, limits=limits),
+            judge("wide", "≤ 2", "3", sample, met=False, limits=limits),
+            Judgement("deep", "≤ 2", "", None),
         ])
     )  # fmt: skip
     assert "| fast | ≥ 2 | 1 | **NO** |" in text
@@ -125,13 +123,13 @@ def test_processor_time_of_others_during_a_run_disturbs_it(
     readings = [MachineTime(5.0, 0.0, 100.0), MachineTime(9.0, 0.0, 108.0)]  # 4 of 8 s were busy
     own = [10.0, 10.0 + own_s]
     monkeypatch.setattr(MachineTime, "now", lambda: readings.pop(0))
-    monkeypatch.setattr(results, "own_s", lambda: own.pop(0))
-    with results.watched("a test", tmp_path, seed=1, quick=False) as line:
+    monkeypatch.setattr(harness, "own_s", lambda: own.pop(0))
+    with harness.watched("a test", tmp_path, seed=1, quick=False) as line:
         assert line["disturbed"] is None
     assert bool(line["disturbed"]) is disturbed
-    assert results.judged(line) is not disturbed
+    assert harness.judged(line) is not disturbed
     assert ("**Disturbed, during a load: " in header_of({**LINE, **line})) is disturbed
-    assert patience == [results.PATIENCE_S]
+    assert patience == [harness.PATIENCE_S]
 
 
 def test_what_disturbs_before_the_start_is_told_and_a_sample_does_not_wait_for_its_end(
@@ -144,7 +142,7 @@ def test_what_disturbs_before_the_start_is_told_and_a_sample_does_not_wait_for_i
         return "before the start: 1.00 cores busy"
 
     monkeypatch.setattr(disturbance, "wait_for_quiet", busy)
-    with results.watched("a test", tmp_path, seed=1, quick=True) as line:
+    with harness.watched("a test", tmp_path, seed=1, quick=True) as line:
         pass
     assert line["disturbed"] == "before the start: 1.00 cores busy"
     assert patience == [0.0]
@@ -161,7 +159,7 @@ def test_disturbed_run_replaces_no_quiet_one_and_a_sample_no_whole_one() -> None
         ((sample, rough), "rough"), ((rough, sample), "rough"),
         ((line("both", quick=True, disturbed="by others"), sample), "sample"),
     ):  # fmt: skip
-        assert results.shown(lines, "case")["rows"]["name"] == expected
+        assert harness.best(lines, "case")["rows"]["name"] == expected
 
 
 def test_processor_time_of_what_a_child_started_and_nobody_waits_for_is_counted(tmp_path: Path) -> None:
@@ -173,22 +171,22 @@ def test_processor_time_of_what_a_child_started_and_nobody_waits_for_is_counted(
         'print(\'{"event": "started"}\', flush=True)\n'
         "sys.stdin.read()\n"
     )
-    before = results.own_s()
+    before = harness.own_s()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         with talking("starts", log=tmp_path / "log") as child:
             child.wait("started", 120.0)
             child.finish(120.0)
-    took = results.own_s() - before
+    took = harness.own_s() - before
     assert took > 0.5
     assert took < 10.0, "once"
 
 
 def test_processor_time_of_what_an_experiment_started_is_its_own() -> None:
-    before = results.own_s()
+    before = harness.own_s()
     with spinning(seconds=0.5) as child:
         child.wait(60)
-    assert results.own_s() - before > 0.4
+    assert harness.own_s() - before > 0.4
 
 
 @contextlib.contextmanager
@@ -241,9 +239,9 @@ def test_rows_through_spark_stand_beside_the_raw_limit_of_their_store() -> None:
 
 
 def test_runs_of_a_bench_that_once_said_less_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     (tmp_path / "old.jsonl").write_text('{"bench": "old", "commit": "abc", "rows": []}\n')
-    (line,) = results.stored("old")
+    (line,) = harness.stored("old")
     assert not line["quick"]
     text = header_of({**LINE, **line})
     assert "Commit abc, a processor" in text

@@ -29,6 +29,7 @@ def test_a_comparison_of_nothing_is_misuse(words: list[str], monkeypatch: pytest
 
     monkeypatch.setattr(sys, "argv", ["peers", *words])
     monkeypatch.setattr(peers, "play", played)
+    monkeypatch.setattr("bench.harness.end_in_order", lambda: None)
     with pytest.raises(SystemExit) as ended:
         peers.main()
     assert ended.value.code == 2
@@ -93,8 +94,8 @@ def marked(bench: Any, words: list[str], monkeypatch: pytest.MonkeyPatch) -> boo
         raise Begun
 
     monkeypatch.setattr(sys, "argv", ["bench", *words])
-    monkeypatch.setattr(bench, "watched", begin)
-    monkeypatch.setattr("bench.experiments.results.end_in_order", lambda: None)
+    monkeypatch.setattr("bench.harness.watched", begin)
+    monkeypatch.setattr("bench.harness.end_in_order", lambda: None)
     with pytest.raises(Begun):
         bench.main()
     return seen[0]

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench.experiments.results import shown
-from bench.experiments.results import stored as stored_runs
+from bench.harness import best
+from bench.harness import stored as stored_runs
 from bench.peers import page
 from bench.peers.peer import Case
 from bench.peers.ratios import Run
@@ -151,7 +151,7 @@ def test_only_the_last_run_that_has_everything_is_drawn() -> None:
 
 def test_the_page_is_what_the_stored_run_draws() -> None:
     results = page.RESULTS / "peers.jsonl"
-    dedup = shown(stored_runs("dedup"), "bench")["dedup"]
+    dedup = best(stored_runs("dedup"), "bench")["dedup"]
     run = page.last_whole(results.read_text())
     assert (page.DOCS / "peers.md").read_text() == page.render(run, dedup), "python -m bench.peers page"
     assert (page.DOCS / "peers.svg").read_text() == page.drawing(run)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.children import with_its_parent
 from bench.peers import packages
 from bench.peers.etcd import Etcd
 from bench.peers.gateway import LAG_MAX, Gateway
 from bench.peers.kafka import Kafka
 from bench.peers.nats import Nats
-from bench.peers.peer import NODES, Peer, with_its_parent
+from bench.peers.peer import NODES, Peer
 from bench.peers.restate import Restate
 from bench.peers.systems import PEERS
 from bench.peers.zookeeper import ZooKeeper

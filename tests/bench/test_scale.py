@@ -11,12 +11,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from bench.experiments.plot import CURVES_MAX, Curve, Panel, draw
-from bench.experiments.results import shown
+from bench.harness import best
+from bench.load import Window
 from bench.scale import page
 from bench.scale.__main__ import measured
 from bench.scale.cases import CASES, Keys, Rows, Tables, key_of, scattered, value_of
+from bench.scale.growth import row
 from bench.scale.watches import TableWatches
-from bench.scale.window import Window, row
 from oncegate import Client
 from oncegate.gateway.testing.nodes import FakeGateway
 
@@ -105,7 +106,7 @@ def test_a_sample_is_shown_only_where_no_whole_run_is_stored() -> None:
         line_of("rows", run="1"), line_of("rows", run="2"), line_of("rows", run="3", quick=True),
         line_of("keys", run="4", quick=True), line_of("keys", run="5", quick=True),
     ]  # fmt: skip
-    assert {case: line["run"] for case, line in shown(lines, "case").items()} == {"rows": "2", "keys": "5"}
+    assert {case: line["run"] for case, line in best(lines, "case").items()} == {"rows": "2", "keys": "5"}
 
 
 def test_the_plot_has_every_size_inside_and_refuses_more_curves_than_can_be_told_apart() -> None:
@@ -140,7 +141,10 @@ async def test_watches_of_a_table_are_told_in_a_process_of_their_own_and_a_third
 
 @pytest.mark.faults
 def test_a_small_run_measures_real_nodes_at_each_size(tmp_path: Path) -> None:
-    rows = asyncio.run(measured(Tables(), (1, 5), tmp_path, rounds=2, seconds=0.3, seed=1))
+    async def play() -> list[dict[str, Any]]:
+        return [one async for one in measured(Tables(), (1, 5), tmp_path, rounds=2, seconds=0.3, seed=1)]
+
+    rows = asyncio.run(play())
     assert [one["size"] for one in rows] == [1, 5]
     for one in rows:
         assert one["samples"] > 0

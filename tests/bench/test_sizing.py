@@ -37,8 +37,12 @@ def test_what_all_nodes_have_in_common_is_in_no_slope() -> None:
     for row in run["rows"]:
         if row["what"] in sizing.COUNTS:
             row["filled"]["rss_anon"] += 2**30
-    table = [line for line in sizing_page.lines(run) if "1,000,000 rows of a resident" in line]
-    assert table == [line for line in sizing_page.lines(RUN) if "1,000,000 rows of a resident" in line]
+
+    def told(run: dict[str, Any]) -> list[str]:
+        lines = "\n".join(sizing_page.lines(run)).splitlines()
+        return [line for line in lines if "1,000,000 rows of a resident" in line]
+
+    assert told(run) == told(RUN) != []
 
 
 def test_a_run_has_what_each_table_needs_and_without_one_there_is_no_page() -> None:

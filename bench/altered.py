@@ -1,21 +1,27 @@
-"""A node that looks for no duplicates: the measure of what duplicate detection costs, and never a product.
+"""Nodes that are no product, the measure of what a part of one costs: ``python -m bench.altered KIND serve …``.
 
-Owns: handlers that execute whatever a :class:`BlindMachine` is sent and remember nothing of it, and ``python -m
-bench.blind serve …``, which runs an ordinary node around them. No setting leads here: only a process that imports this
-module has it.
+``blind`` looks for no duplicates: its machine executes whatever it is sent and remembers nothing of it. ``switched`` is
+an ordinary node that stops checking live traffic at SIGUSR1 and goes on at SIGUSR2: two clusters side by side differ by
+more than what that costs. No setting leads here: only a process of this module has it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
 from typing import Any
 
 from oncegate.gateway.cli.main import main
+from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import operations
 from oncegate.gateway.machine.apply import HANDLERS
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.gateway.machine.state import restore
+from oncegate.gateway.node.node import Node
 from oncegate.rifl.completion import FINGERPRINT_BYTES, CompletionRecord, RangeRecord
 from oncegate.rifl.ids import CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.range_rule import NewPart
@@ -90,6 +96,41 @@ def _left_ms(machine: Machine, client_id: int) -> int:
 HANDLERS[c.Operate] = _operate
 HANDLERS[c.Range] = _operate_range
 
+
+class SwitchedNode(Node):
+    """Turns :attr:`live_check` off and on."""
+
+    async def start(self) -> None:
+        """Start, and listen to the signals."""
+        await super().start()
+        loop, check = asyncio.get_running_loop(), self.live_check
+        loop.add_signal_handler(signal.SIGUSR1, setattr, self, "live_check", None)
+        loop.add_signal_handler(signal.SIGUSR2, setattr, self, "live_check", check)
+
+
+class AlteredCluster(LocalCluster):
+    """Nodes of a kind."""
+
+    kind = "blind"
+
+    def command(self, node_id: str) -> list[str]:
+        """Return the command line of a node."""
+        return [sys.executable, "-m", "bench.altered", self.kind, *super().command(node_id)[3:]]
+
+
+class SwitchedCluster(AlteredCluster):
+    """Nodes whose check is switched by signals."""
+
+    kind = "switched"
+
+    def switch(self, *, on: bool) -> None:
+        """Turn the check on or off on all nodes."""
+        for node_id in self.ids:
+            os.kill(self.pid(node_id), signal.SIGUSR2 if on else signal.SIGUSR1)
+
+
 if __name__ == "__main__":
-    vars(restore)["Machine"] = BlindMachine
-    main()
+    kind = sys.argv.pop(1)
+    if kind == "blind":
+        vars(restore)["Machine"] = BlindMachine
+    main(SwitchedNode if kind == "switched" else None)
