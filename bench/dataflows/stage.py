@@ -40,7 +40,6 @@ from oncegate.gateway.local.waiting import wait_for
 from oncegate.stores import open_store
 
 T = TypeVar("T")
-PARTS: Final = ("app", "workers", "queue", "db")
 TOGETHER: Final = ("app", "workers")
 """Parts whose processes share a machine wherever they run."""
 STARTED_S: Final = 240.0

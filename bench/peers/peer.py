@@ -23,7 +23,6 @@ from oncegate.gateway.local.waiting import wait_for
 NODES: Final = 3
 READY_S: Final = 60.0
 STANDING_S: Final = 5.0
-STOP_S: Final = 5.0
 VALUE_BYTES: Final = 200
 
 
