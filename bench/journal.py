@@ -12,11 +12,11 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import Latency
 from bench.harness import Bench, Run, option
+from bench.usage import written_bytes
 from oncegate.consensus.log.storage import BLOCK_BYTES, BlockWriter, DirectoryStorage, File
 from oncegate.consensus.log.wal import Journal
 
@@ -35,18 +35,12 @@ class Cached(BlockWriter):
 FORMS: Final = {"through the page cache": Cached, "past it": BlockWriter}
 
 
-def bytes_charged() -> int:
-    """Return the bytes that this process has made the file system write."""
-    line = next(line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("write_bytes"))
-    return int(line.split()[1])
-
-
 def _flushed(journal: Journal, command: bytes) -> tuple[float, float, int]:
     """Append a command and flush it; returns seconds, seconds of processor time, and bytes charged."""
     journal.append(command, journal.last_index + 1, 1)
-    charged, busy, began = bytes_charged(), time.process_time(), time.perf_counter()
+    charged, busy, began = written_bytes(), time.process_time(), time.perf_counter()
     journal.flush()
-    return time.perf_counter() - began, time.process_time() - busy, bytes_charged() - charged
+    return time.perf_counter() - began, time.process_time() - busy, written_bytes() - charged
 
 
 def measure(run: Run) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from string import ascii_letters
 from typing import Any, Final
 
-from bench.usage import anonymous_mib
+from bench.usage import anonymous_mib, written_bytes
 from oncegate.flows import range_body
 from oncegate.gateway.http.server import GC_THRESHOLDS
 from oncegate.gateway.local.ports import free_ports
@@ -198,7 +198,6 @@ async def settled(node: Counted) -> None:
 
 def figures(node: Counted, data_dir: Path) -> dict[str, Any]:
     """Return what the node takes now, in bytes."""
-    io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     return {
@@ -209,7 +208,7 @@ def figures(node: Counted, data_dir: Path) -> dict[str, Any]:
         "disk": disk_figures(data_dir).parts,
         "entries": node.entries,
         "entry_bytes": node.entry_bytes,
-        "written": int(io["write_bytes"]),
+        "written": written_bytes(),
     }
 
 

@@ -28,13 +28,18 @@ class Usage(NamedTuple):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 cpu += sum(map(int, words[11:15]))
-                io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-                written += int(io["write_bytes"])
+                written += written_bytes(pid)
         return cls(cpu / TICKS_PER_S, written)
 
     def since(self, before: Usage) -> Usage:
         """Return the difference."""
         return Usage(self.cpu_s - before.cpu_s, self.written_bytes - before.written_bytes)
+
+
+def written_bytes(pid: int | str = "self") -> int:
+    """Return the bytes that a process has made the file system write."""
+    io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(io["write_bytes"])
 
 
 def anonymous_mib(pid: int | str = "self") -> float:

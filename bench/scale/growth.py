@@ -9,12 +9,12 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import Side
 from bench.load import Window, latency
 from bench.usage import anonymous_mib
+from oncegate.gateway.observability.process import disk_figures
 
 PROBE_S: Final = 0.005
 """Between two writes of a probe."""
@@ -74,14 +74,5 @@ def memory_mib(side: Side) -> float:
 
 def disk_mib(side: Side) -> float:
     """Return the size of the data of the node that has most; files may go while they are counted."""
-    return max(sum(_sizes(side.cluster.directory / name)) for name in side.cluster.ids) / 2**20
-
-
-def _sizes(directory: Path) -> list[int]:
-    found = []
-    for path in directory.rglob("*"):
-        try:
-            found.append(path.stat().st_blocks * 512 if path.is_file() else 0)
-        except FileNotFoundError:
-            continue
-    return found
+    found = (disk_figures(side.cluster.directory / name).parts for name in side.cluster.ids)
+    return max(sum(parts.values()) for parts in found) / 2**20

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.journal import bytes_charged
+from bench.usage import written_bytes
 from oncegate.consensus.errors import Corrupt, FlushFailed, SafetyViolation
 from oncegate.consensus.log import storage
 from oncegate.consensus.log.segment import RECORD_HEADER_BYTES, SECTOR_BYTES, SEGMENT_HEADER_BYTES, segment_name
@@ -88,9 +88,9 @@ def test_one_flush_a_batch_and_none_for_an_empty_one():
 
 def charged(journal, size):
     """Bytes that the file system says one flush of a command of this size writes."""
-    before = bytes_charged()
+    before = written_bytes()
     fill(journal, [1], size=size)
-    return bytes_charged() - before
+    return written_bytes() - before
 
 
 def test_a_flush_is_charged_its_blocks_and_no_more_whatever_its_size(tmp_path):
