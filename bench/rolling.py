@@ -13,71 +13,21 @@ node), ``replace`` (a fourth node is added, votes, and is removed). The goal is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import statistics
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from itertools import pairwise
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from bench.figures import Latency
 from bench.harness import Bench, Run, option, side
-from bench.load import VALUE
-from oncegate import OncegateError, Session
+from bench.load import VALUE, Window, latency, window
+from oncegate import OncegateError
 from oncegate.gateway.local.blocking_http import send_json
 from oncegate.gateway.local.cluster import LocalCluster
 
 OUTSTANDING: Final = 16
 CALM_S: Final = 0.5
 """Load before and after an event that belongs to its window."""
-
-
-class Acknowledged(NamedTuple):
-    """When an operation began and ended, on ``time.perf_counter``."""
-
-    began_s: float
-    ended_s: float
-
-
-@contextlib.asynccontextmanager
-async def loaded(session: Session) -> AsyncIterator[tuple[list[Acknowledged], list[str]]]:
-    """Keep the session busy; yields what is acknowledged, and the errors that a caller has seen."""
-    done, errors, ending = list[Acknowledged](), list[str](), asyncio.Event()
-
-    async def worker(number: int) -> None:
-        while not ending.is_set():
-            began = time.perf_counter()
-            try:
-                await session.put("t", f"w{number}", VALUE)
-            except OncegateError as error:
-                errors.append(repr(error))
-            else:
-                done.append(Acknowledged(began, time.perf_counter()))
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(OUTSTANDING):
-            group.create_task(worker(number))
-        try:
-            yield done, errors
-        finally:
-            ending.set()
-
-
-class Window(NamedTuple):
-    """What a stretch of time looked like to the callers: longest time without an answer, and slowest operation."""
-
-    gap_ms: float
-    slowest_ms: float
-
-
-def window(done: list[Acknowledged], began_s: float, ended_s: float) -> Window:
-    """Return the window between two moments."""
-    inside = [one for one in done if began_s <= one.ended_s <= ended_s]
-    ends = [began_s, *sorted(one.ended_s for one in inside), ended_s]
-    slowest_s = max((one.ended_s - one.began_s for one in inside), default=ended_s - began_s)
-    return Window(1000 * max(after - before for before, after in pairwise(ends)), 1000 * slowest_s)
 
 
 async def restart(cluster: LocalCluster) -> None:
@@ -114,32 +64,37 @@ EVENTS: Final[dict[str, Callable[[LocalCluster], Awaitable[None]]]] = {
 
 async def _event(directory: Path, event: str, rounds: int) -> dict[str, Any]:
     """Repeat an event on a cluster of its own; returns the figures."""
-    pairs: list[tuple[Window, Window]] = []
+    errors: list[str] = []
+    windows: dict[str, list[Window]] = {"gap": [], "calm": []}
     async with side(LocalCluster(directory), timeout_s=30) as one:
         await one.client.declare_table("t")
-        async with loaded(one.session) as (done, errors):
-            await asyncio.sleep(2 * CALM_S)
-            for _ in range(rounds):
-                began = time.perf_counter()
-                await asyncio.sleep(CALM_S)
-                await EVENTS[event](one.cluster)
-                await asyncio.sleep(CALM_S)
-                ended = time.perf_counter()
-                await asyncio.sleep(CALM_S)
-                calm = time.perf_counter()
-                await asyncio.sleep(ended - began)
-                pairs.append((window(done, began, ended), window(done, calm, calm + ended - began)))
-    found = {
-        "beyond": [with_it.gap_ms - without.gap_ms for with_it, without in pairs],
-        "gap": [with_it.gap_ms for with_it, _ in pairs],
-        "calm": [without.gap_ms for _, without in pairs],
-    }
+
+        async def put(number: int) -> None:
+            try:
+                await one.session.put("t", f"w{number % OUTSTANDING}", VALUE)
+            except OncegateError as error:
+                errors.append(repr(error))
+
+        async def happening() -> None:
+            await asyncio.sleep(CALM_S)
+            await EVENTS[event](one.cluster)
+            await asyncio.sleep(CALM_S)
+
+        await window(put, OUTSTANDING, 2 * CALM_S)
+        for _ in range(rounds):
+            during = asyncio.ensure_future(happening())
+            windows["gap"].append(with_it := await window(put, OUTSTANDING, over=during.done))
+            await during
+            await window(put, OUTSTANDING, CALM_S)
+            windows["calm"].append(await window(put, OUTSTANDING, with_it.seconds))
+    found = {name: [1000 * each.stall_s for each in of] for name, of in windows.items()}
+    found["beyond"] = [gap - calm for gap, calm in zip(found["gap"], found["calm"], strict=True)]
     return {
         "event": event, "rounds": rounds, "errors": len(errors), "first_error": errors[0] if errors else None,
         **{f"{name}_median_ms": statistics.median(of) for name, of in found.items()},
         **{f"{name}_worst_ms": max(of) for name, of in found.items()},
-        "slowest_worst_ms": max(with_it.slowest_ms for with_it, _ in pairs),
-        **Latency.of([each.ended_s - each.began_s for each in done])._asdict(),
+        "slowest_worst_ms": 1000 * max(max(each.latencies_s) for each in windows["gap"]),
+        **latency([*windows["gap"], *windows["calm"]]),
     }  # fmt: skip
 
 
