@@ -7,15 +7,14 @@ as *tumbling*. No store and no Spark: the rows are made and thrown away. Rounds 
 
 from __future__ import annotations
 
-import gzip
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import Bench, Run, option
+from examples.demo import dataset
 from oncegate.spark_sink.derivation import Change, Derivation, FlowBatch, Reject, changes_of
 from oncegate.spark_sink.library.aggregates import totals
 from oncegate.spark_sink.library.copies import copied
@@ -28,7 +27,6 @@ from oncegate.spark_sink.library.sql import batch_rows
 from oncegate.spark_sink.library.store_join import store_join
 from oncegate.spark_sink.library.windows import sliding, tumbling
 
-DATA: Final = Path(__file__).parents[1] / "examples" / "collegemsg.txt.gz"
 PER_BATCH: Final = 20_000
 HOUR_MS: Final = 3_600_000
 AUTHOR, AT, SIZE = text("author"), whole("at"), whole("size")
@@ -69,10 +67,8 @@ MESSAGES: Final[dict[str, Derivation]] = {
 
 def messages() -> list[FlowBatch]:
     """Return all messages of the file."""
-    with gzip.open(DATA, "rt") as lines:
-        next(lines)
-        rows = [dict(zip(("sender", "receiver", "sent_at"), map(int, line.split()), strict=True)) for line in lines]
-    written = [(f"m{at}", row) for at, row in enumerate(rows)]
+    found = dataset.load()
+    written = [(dataset.key_of(number), found.value(number)) for number in range(1, len(found) + 1)]
     cuts = range(0, len(written), PER_BATCH)
     return [FlowBatch.of(*written[at : at + PER_BATCH], number=n, first_commit=at + 1) for n, at in enumerate(cuts, 1)]
 

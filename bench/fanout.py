@@ -7,20 +7,19 @@ Batches of the real messages come from a small HTTP server in this process; a re
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from bench import fanout_raw
 from bench.figures import Latency
-from bench.harness import Bench, option, part
+from bench.harness import Bench, Row, option, part
 from bench.options import at_least
+from examples.demo import dataset
 from oncegate.spark_sink import session
 from oncegate.spark_sink.dead_letters import DEAD_LETTERS
 from oncegate.spark_sink.jobs import job, timeline
@@ -30,46 +29,17 @@ from oncegate.stores.devcassandra import Config, running
 from oncegate.stores.devcassandra.cluster import free_ports
 from tests.spark.fake_gateway import FakeFlow, FakeNode, serving
 
-DATA = Path(__file__).parents[1] / "examples" / "collegemsg.txt.gz"
 TUNING_MESSAGES = 6_000
 OWN: Final = "our store without Spark, 2 processes"
 
 
-@dataclass(frozen=True)
-class Rate:
-    """What a run through Spark reached."""
-
-    rows: int
-    steady_rows_per_s: float
-    whole_rows_per_s: float
-    micro_batches: Latency
-    derive_share: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """A run through Spark, raw limits by name in rows a second, how long reading back took, and what is durable."""
-
-    rate: Rate
-    raws: dict[str, float]
-    scan_s: float
-    durability: str
-
-
 def messages(count: int) -> list[tuple[int, str, str]]:
-    found = []
-    with gzip.open(DATA, "rt") as lines:
-        next(lines)
-        for commit, line in enumerate(lines, start=1):
-            if commit > count:
-                break
-            sender, receiver, sent_at = map(int, line.split())
-            value = json.dumps({"sender": sender, "receiver": receiver, "sent_at": sent_at})
-            found.append((commit, f"m{commit:07d}", value))
-    return found
+    """Return commit, key and value of the first messages of the file."""
+    found = dataset.load(limit=count)
+    return [(number, dataset.key_of(number), json.dumps(found.value(number))) for number in range(1, len(found) + 1)]
 
 
-def through_spark(node: FakeNode, store_url: str, directory: Path, options: argparse.Namespace, name: str) -> Rate:
+def through_spark(node: FakeNode, store_url: str, directory: Path, options: argparse.Namespace, name: str) -> Row:
     """Run the job over the whole flow; steady state is all but the first micro-batch."""
     progress = directory / f"{name}.jsonl"
     settings = timeline.TimelineSettings(
@@ -77,7 +47,7 @@ def through_spark(node: FakeNode, store_url: str, directory: Path, options: argp
         flow=node.flow.name,
         consumer=name,
         store=store_url,
-        contacts=str(DATA),
+        contacts=str(dataset.DATA_FILE),
         checkpoint=str(directory / f"{name}-checkpoint"),
         progress=str(progress),
         batches_per_trigger=options.batches_per_trigger,
@@ -95,34 +65,37 @@ def through_spark(node: FakeNode, store_url: str, directory: Path, options: argp
     steady = sum(line["rows"] for line in lines[1:]) / (times_ms[-1] - times_ms[0]) * 1000
     gaps_s = [(after - before) / 1000 for before, after in pairwise(times_ms)]
     derive, write = (sum(line[name] for line in lines[1:]) for name in ("derive_s", "write_s"))
-    return Rate(rows, steady, rows / whole_s, Latency.of(gaps_s), derive / (derive + write))
+    return {
+        "rows": rows, "steady_rows_per_s": steady, "whole_rows_per_s": rows / whole_s,
+        "micro_batches": Latency.of(gaps_s), "derive_share": derive / (derive + write),
+    }  # fmt: skip
 
 
-def bench_sqlite(node: FakeNode, directory: Path, options: argparse.Namespace) -> Found:
+def bench_sqlite(node: FakeNode, directory: Path, options: argparse.Namespace) -> Row:
     """Write through Spark into SQLite, beside both raw limits."""
     url = f"sqlite://{directory}/store"
-    raw = fanout_raw.in_processes(fanout_raw.write_sqlite, DATA, options.messages, 2, directory)
+    raw = fanout_raw.in_processes(fanout_raw.write_sqlite, options.messages, 2, directory)
     rate = through_spark(node, url, directory, options, "sqlite")
-    own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(f"{url}-own"))
+    own = fanout_raw.in_processes(fanout_raw.write_store, options.messages, 2, created(f"{url}-own"))
     return counted(url, rate, {"raw sqlite3, 2 processes, a file each": raw, OWN: own})
 
 
-def bench_cassandra(node: FakeNode, directory: Path, options: argparse.Namespace) -> Found:
+def bench_cassandra(node: FakeNode, directory: Path, options: argparse.Namespace) -> Row:
     """Write through Spark into Cassandra, beside both raw limits; the driver alone is tuned first."""
     config = free_ports(Config(heap=options.heap, commitlog_sync=options.commitlog_sync))
     with running(config, directory / "cassandra") as cluster:
         created(cluster.url("tuning"))
-        way, _ = fanout_raw.tuned(DATA, config.native_port, "tuning", min(TUNING_MESSAGES, options.messages))
+        way, _ = fanout_raw.tuned(config.native_port, "tuning", min(TUNING_MESSAGES, options.messages))
         print(f"best raw way: {way}", flush=True)
         created(cluster.url("raw"))
         arguments = (config.native_port, "raw", way)
-        raw = fanout_raw.in_processes(fanout_raw.write_cassandra, DATA, options.messages, way.processes, *arguments)
+        raw = fanout_raw.in_processes(fanout_raw.write_cassandra, options.messages, way.processes, *arguments)
         rate = through_spark(node, cluster.url("spark"), directory, options, "cassandra")
-        own = fanout_raw.in_processes(fanout_raw.write_store, DATA, options.messages, 2, created(cluster.url("own")))
+        own = fanout_raw.in_processes(fanout_raw.write_store, options.messages, 2, created(cluster.url("own")))
         return counted(cluster.url("spark"), rate, {f"raw cassandra-driver, {way}": raw, OWN: own})
 
 
-STORES: Final[Mapping[str, Callable[[FakeNode, Path, argparse.Namespace], Found]]] = {
+STORES: Final[Mapping[str, Callable[[FakeNode, Path, argparse.Namespace], Row]]] = {
     "SQLite": bench_sqlite,
     "Cassandra": bench_cassandra,
 }
@@ -135,16 +108,16 @@ def created(url: str) -> str:
     return url
 
 
-def counted(url: str, rate: Rate, raws: dict[str, float]) -> Found:
-    """Read every row back."""
+def counted(url: str, rate: Row, raws: dict[str, float]) -> Row:
+    """Read every row back; returns the row, with the raw limits by name in rows a second."""
     with open_store(url) as store:
         begin = time.perf_counter()
         read = sum(batch.num_rows for batch in store.scan(TIMELINE))
         scan_s = time.perf_counter() - begin
         durability = store.durability()
-    if read != rate.rows:
-        raise SystemExit(f"{read:,} rows are stored, the job reports {rate.rows:,}")
-    return Found(rate, raws, scan_s, durability)
+    if read != rate["rows"]:
+        raise SystemExit(f"{read:,} rows are stored, the job reports {rate['rows']:,}")
+    return {**rate, "raw_rows_per_s": raws, "scan_s": scan_s, "durability": durability}
 
 
 BENCH: Final = Bench(
@@ -176,8 +149,8 @@ def main() -> int:
             for _ in range(options.rounds if options.store in (title.lower(), "both") else 0):
                 with part(BENCH, f"fan-out into {title}", options) as run:
                     found = measure(node, run.directory, options)
-                    run.about["durability"] = found.durability
-                    run.add({**asdict(found.rate), "raw_rows_per_s": found.raws, "scan_s": found.scan_s})
+                    run.about["durability"] = found.pop("durability")
+                    run.add(found)
     return 0
 
 

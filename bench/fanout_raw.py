@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 
 from bench.raw_cassandra import Writer, connected
+from examples.demo import dataset
 from oncegate.spark_sink import contacts, rows
 from oncegate.stores import open_store
 
@@ -34,20 +34,16 @@ PIECE_ROWS = 400_000
 class Share:
     """What one process writes."""
 
-    data: Path
     messages: int
     number: int
     of: int
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """Yield this share of the timeline rows, sorted by primary key within a piece."""
-        known = contacts.load(self.data)
-        spaced = pa.csv.ParseOptions(delimiter=" ")
-        table = pa.csv.read_csv(self.data, parse_options=spaced).slice(0, self.messages)
-        commit = np.arange(1, table.num_rows + 1)
-        sender, sent_at = (np.asarray(table.column(at)) for at in (0, 2))
-        keys = pa.array([f"m{number:07d}" for number in commit.tolist()])
-        posts = rows.Posts(keys, commit, sender, sent_at, pa.nulls(len(commit), pa.string()))
+        known, sent = contacts.load(dataset.DATA_FILE), dataset.load(limit=self.messages)
+        commit = np.arange(1, len(sent) + 1)
+        keys = pa.array(map(dataset.key_of, commit.tolist()))
+        posts = rows.Posts(keys, commit, sent.sender, sent.sent_at, pa.nulls(len(commit), pa.string()))
         for at, piece in enumerate(rows.pieces(posts, known, PIECE_ROWS)):
             if at % self.of == self.number:
                 yield rows.fan_out(piece, known)
@@ -127,22 +123,20 @@ def write_cassandra(share: Share, port: int, keyspace: str, way: Way) -> tuple[i
     return written, busy_s
 
 
-def in_processes(
-    write: Callable[..., tuple[int, float]], data: Path, messages: int, processes: int, *more: Any
-) -> float:
+def in_processes(write: Callable[..., tuple[int, float]], messages: int, processes: int, *more: Any) -> float:
     """Return rows a second of ``write`` run by several processes at once."""
     with mp.get_context("spawn").Pool(processes) as pool:
-        shares = [Share(data, messages, number, processes) for number in range(processes)]
+        shares = [Share(messages, number, processes) for number in range(processes)]
         done = pool.starmap(write, [(share, *more) for share in shares])
     return sum(written for written, _ in done) / max(busy_s for _, busy_s in done)
 
 
-def tuned(data: Path, port: int, keyspace: str, messages: int) -> tuple[Way, float]:
+def tuned(port: int, keyspace: str, messages: int) -> tuple[Way, float]:
     """Return the best way of writing over a sample, and its rate; also warms the server up."""
     found = []
     for processes, rows_per_batch, in_flight in product((1, 2), (50, 200, 400), (32, 128)):
         way = Way(processes, rows_per_batch, in_flight)
-        rate = in_processes(write_cassandra, data, messages, processes, port, keyspace, way)
+        rate = in_processes(write_cassandra, messages, processes, port, keyspace, way)
         print(f"  {way}: {rate:,.0f} rows/s", flush=True)
         found.append((rate, way))
     rate, way = max(found, key=lambda one: one[0])

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
+from examples.demo import dataset
 from oncegate.spark import ClaimedStore, Store
 from oncegate.spark_sink.jobs.timeline import TimelineFanOut
 from oncegate.spark_sink.rows import TIMELINE
 from tests.spark.library.case import Case, Write
 
-DATA = Path(__file__).parents[2] / "examples" / "collegemsg.txt.gz"
 MESSAGES = 400
 
 
-def sent() -> Iterator[tuple[int, int, int]]:
-    with gzip.open(DATA, "rt") as lines:
-        next(lines)
-        for line in lines:
-            sender, receiver, at = map(int, line.split())
-            yield sender, receiver, at
-
-
 def writes(chance: random.Random) -> Iterator[Write]:
-    found = list(sent())
+    found = dataset.load()
     for number in range(MESSAGES):
-        sender, receiver, at = found[chance.randrange(len(found))]
-        yield f"m{number}-{chance.randrange(1_000_000)}", {"sender": sender, "receiver": receiver, "sent_at": at}
+        sent = found.value(chance.randrange(len(found)) + 1)
+        yield f"m{number}-{chance.randrange(1_000_000)}", {**sent}
 
 
 def rows_of(store: ClaimedStore | Store) -> object:
@@ -39,7 +29,7 @@ def rows_of(store: ClaimedStore | Store) -> object:
 
 def expected(written: list[Write]) -> object:
     contacts: dict[int, set[int]] = defaultdict(set)
-    for sender, receiver, _ in sent():
+    for sender, receiver in dataset.load().edges.tolist():
         contacts[sender].add(receiver)
     rows = []
     for key, value in written:
@@ -48,4 +38,4 @@ def expected(written: list[Write]) -> object:
     return sorted(rows)
 
 
-CASE = Case("timeline", TimelineFanOut(str(DATA)), (TIMELINE,), writes, rows_of, expected)
+CASE = Case("timeline", TimelineFanOut(str(dataset.DATA_FILE)), (TIMELINE,), writes, rows_of, expected)
