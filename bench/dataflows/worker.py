@@ -7,11 +7,11 @@ them when the copies are durable, until standard input closes.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from typing import Final
 
+from bench.children import say
 from bench.dataflows.jetstream import JetStream
 from bench.dataflows.workload import Audience, followers_of
 from bench.dataflows.writers import INTERVAL_MS, Writers
@@ -30,7 +30,7 @@ async def work(url: str, store: str, audience: Audience, seed: int) -> None:
     closing = asyncio.ensure_future(until_closed())
     writers = Writers(store, followers_of(audience, seed), 1)
     async with await JetStream().connect(url) as queue:
-        print(json.dumps({"event": "started"}), flush=True)
+        say("started")
         while not ending.is_set():
             asked = time.monotonic()
             messages = await queue.fetch(FETCHED_MAX)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from bench import disturbance
 from bench.calibrate import bare_posts, fdatasync_4k
+from bench.harness import shown
 from bench.peers import kills, measure
 from bench.peers.measure import LoadFailed
 from bench.peers.peer import Case, Peer
@@ -161,20 +162,3 @@ def all_kills(plan: Plan) -> list[dict[str, Any]]:
             told = row.get("failed") or f"{gaps} s; {row['acknowledged']:,} acknowledged, {row['lost']} lost"
             print(f"{name:<10} leader killed: {told}", flush=True)
     return rows
-
-
-def shown(row: dict[str, Any]) -> str:
-    """Return a row as a line for people."""
-    what = f"{row['peer']:<10}{row['mode']:<9}{row['outstanding']:>5}"
-    if "failed" in row:
-        return f"{what} failed: {row['failed']}"
-    times = f"p50 {row['p50_ms']:.2f} p99 {row['p99_ms']:.2f} p99.9 {row['p999_ms']:.2f} max {row['max_ms']:.1f} ms"
-    cost = ""
-    if row["operations"]:
-        cost = (
-            f"  CPU {row['servers_cpu_us']:.1f} + {row['clients_cpu_us']:.1f} us"
-            f"  written {row['servers_written_bytes']:,.0f} B"
-        )
-    errors = f"  {row['errors']} errors: {row.get('failure', '')}" if row["errors"] else ""
-    disturbed = f"  ({row['disturbed']})" if row["disturbed"] else ""
-    return f"{what} {row['rate']:>9,.0f}/s  {times}{cost}  busy {row['busy_cores']:.2f}{errors}{disturbed}"
