@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.figures import machine
-from bench.pipeline import stored
+from bench.options import end_in_order
+from bench.pipeline import spark_of, stored
 from bench.scenarios import page, plays
 from bench.scenarios.scene import Scene
 from examples.demo.console import results
-from oncegate.spark_sink import session
 from oncegate.stores.devcassandra.cluster import DevCluster
 
 
@@ -61,23 +60,18 @@ def play(name: str, scene: Scene, cassandra: DevCluster | None, seconds: float) 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a scenario; returns the exit status."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # one way out, which ends all processes
+    end_in_order()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     options.results.mkdir(parents=True, exist_ok=True)
     log = options.results / f"{options.name}.log"
     logging.basicConfig(level=logging.INFO, filename=log, filemode="w", format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="oncegate-scenario-") as name:
+    with tempfile.TemporaryDirectory(prefix="oncegate-scenario-") as name, spark_of(options.name, 2) as spark:
         directory = Path(name)
-        spark = session.build(f"oncegate scenario {options.name}", cores=2)
-        try:
-            with (
-                stored(options.store, directory, "scenario", nodes=options.nodes, heap="512m") as (store, cassandra),
-                Scene(directory, spark, store, rate=options.rate, seed=options.seed, say=console.print) as scene,
-            ):
-                story = play(options.name, scene, cassandra, options.seconds)
-        finally:
-            spark.stop()
+        with (
+            stored(options.store, directory, "scenario", nodes=options.nodes, heap="512m") as (store, cassandra),
+            Scene(directory, spark, store, rate=options.rate, seed=options.seed, say=console.print) as scene,
+        ):
+            story = play(options.name, scene, cassandra, options.seconds)
     about = {"store": options.store, "rate": options.rate, "seconds": options.seconds, "seed": options.seed}
     path = options.results / f"{options.name}.html"
     path.write_text(page.render(options.name, story, scene, {**about, **machine()}), encoding="utf-8")

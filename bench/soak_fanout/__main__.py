@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import logging
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +25,8 @@ from typing import Final
 
 from rich.console import Console
 
+from bench.children import Talking
+from bench.options import end_in_order
 from bench.pipeline import finished, stored
 from bench.soak_fanout.driver import chosen
 from examples.demo.console import results
@@ -33,7 +34,6 @@ from examples.demo.recount import Check
 from oncegate import Client
 from oncegate.gateway.local.blocking_http import get_json
 from oncegate.gateway.local.cluster import LocalCluster
-from oncegate.gateway.local.processes import end_session, spawn
 from oncegate.gateway.local.waiting import wait_for
 from oncegate.stores.claimed import claimed_store
 from oncegate.stores.devcassandra.cluster import DevCluster
@@ -88,23 +88,23 @@ class Spark:
     """The driver's process and all that it starts."""
 
     def __init__(self, directory: Path, store: str, endpoints: Sequence[str], names: Sequence[str]) -> None:
-        self.log = directory / "spark.log"
-        self._command = [sys.executable, "-m", "bench.soak_fanout.driver", store, str(directory / "checkpoints")]
-        self._command += [",".join(endpoints), *names]
+        self._log, self._words = (
+            directory / "spark.log",
+            (store, f"{directory}/checkpoints", ",".join(endpoints), *names),
+        )
         self.start()
 
     def start(self) -> None:
         """Start it."""
-        self.process = spawn(self._command, self.log)
+        self.child = Talking("bench.soak_fanout.driver", *self._words, log=self._log)
 
     def kill(self) -> None:
         """Kill driver, JVM and workers with -9."""
-        end_session(self.process.pid)
-        self.process.wait()
+        self.child.close()
 
     def check(self) -> None:
         """Start it again if it has ended: its supervisor would."""
-        if self.process.poll() is not None:
+        if self.child.process.poll() is not None:
             self.kill()
             self.start()
 
@@ -163,7 +163,7 @@ def soak(options: argparse.Namespace, directory: Path, console: Console) -> list
                 spark.check()
                 return all(finished(cluster.endpoints, name, name) for name in cases)
 
-            wait_for(all_finished, _FINISH_S_MAX, "every job has caught up", state=lambda: _tail(spark.log), every_s=1)
+            wait_for(all_finished, _FINISH_S_MAX, "every job has caught up", state=spark.child.log_tail, every_s=1)
         finally:
             spark.kill()
         checks = [Check(f"kills of {name}", ">= 1", str(killed[name]), killed[name] > 0) for name in sorted(killed)]
@@ -173,10 +173,6 @@ def soak(options: argparse.Namespace, directory: Path, console: Console) -> list
                 same = case.read(opened) == case.expected([write for _, write in told])
                 checks.append(Check(f"{name}: {len(told):,} writes", "exact", "exact" if same else "differs", same))
     return checks
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -190,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # one way out, which ends all processes
+    end_in_order()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     with tempfile.TemporaryDirectory(prefix="oncegate-soak-") as name:
         checks = soak(options, Path(name), console)
