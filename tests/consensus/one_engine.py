@@ -14,10 +14,10 @@ from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker
 from tests.consensus.cluster import ListMachine
 
 
-def config_of(peers=("n2", "n3"), **settings):
-    """Settings of node n1 of the cluster c, with small bounds."""
+def config_of(peers=("n2", "n3"), node_id="n1", **settings):
+    """Settings of a node of the cluster c, with small bounds."""
     return ReplicaConfig(
-        node_id="n1",
+        node_id=node_id,
         cluster_id="c",
         listen=("127.0.0.1", 1),
         peers=dict.fromkeys(peers, ("127.0.0.1", 1)),
@@ -27,8 +27,8 @@ def config_of(peers=("n2", "n3"), **settings):
 
 
 def open_log(disk, config):
-    """The log that is on a disk of node n1."""
-    _, ballot = open_identity(disk, cluster_id="c", node_id="n1")
+    """The log that is on the disk of the node that a configuration names."""
+    _, ballot = open_identity(disk, cluster_id="c", node_id=config.node_id)
     return LibraryLog(
         disk,
         InlineWorker(),
@@ -39,30 +39,38 @@ def open_log(disk, config):
 
 
 class OneEngine:
-    """Node n1 of a cluster of three, or of others; the connections to its peers are up."""
+    """Node n1 of a cluster of three, or another; the connections to its peers are up."""
 
-    def __init__(self, peers=("n2", "n3"), *, disk=None, machine=None, **settings):
-        self.now = 100.0
+    now = 100.0
+
+    def __init__(self, peers=("n2", "n3"), *, disk=None, machine=None, node_id="n1", **settings):
         self.peers = peers
         self.disk = disk or FakeDisk()
         self.machine = machine or ListMachine()
         self.sent = []
         self.results = []
         self.failures = []
-        config = config_of(peers, **settings)
+        config = config_of(peers, node_id, **settings)
         self.engine = Engine(
             config,
             self.machine,
             open_log(self.disk, config),
             clock=lambda: self.now,
-            rng=random.Random(1),
-            send=lambda peer_id, message: self.sent.append((self.now, peer_id, message)),
+            rng=random.Random(node_id),
+            send=self.sends,
             on_result=lambda token, result: self.results.append((token, result)),
             on_failure=lambda token, error: self.failures.append((token, error)),
-            on_role=lambda change: None,
+            on_role=self.role_changes,
         )
         for peer in peers:
             self.engine.peer_up(peer, 1)
+
+    def sends(self, peer_id, message):
+        """Called with each message that leaves."""
+        self.sent.append((self.now, peer_id, message))
+
+    def role_changes(self, change):
+        """Called with each change of role, term, leader or readiness."""
 
     def tick(self, at=None):
         """Let the clock show ``at``, and tick."""

@@ -27,7 +27,6 @@ from oncegate.consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotMan
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
 from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
 from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
-from oncegate.consensus.snapshot.throttle import TokenBucket
 from oncegate.proof.sim.engine.durable_machine import DurableMachine
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
 from tests.consensus.one_engine import OneEngine, config_of, open_log
@@ -639,27 +638,6 @@ def test_a_copy_that_nobody_can_take_is_replaced():
             transfers.add(offer.transfer)
             sender.answer("n2", offer.transfer, SnapshotVerdict.FAILED)
     assert 2 <= sender.state.opened == len(transfers) <= 4
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_token_bucket_keeps_the_rate_over_any_interval(seed):
-    rng = random.Random(seed)
-    bucket, now, taken = TokenBucket(1000, 200), 0.0, []
-    for _ in range(2000):
-        now += rng.choice((0.0, 0.001, 0.1))
-        if bucket.open_at(now) <= now:
-            size = rng.randrange(1, 500)
-            bucket.take(size)
-            taken.append((now, size))
-        else:
-            now = bucket.open_at(now)
-            assert bucket.open_at(now) == now
-    for start in range(0, len(taken), 37):
-        total = 0
-        for at, size in taken[start:]:
-            total += size
-            assert total <= 1000 * (at - taken[start][0]) + 200 + 500
-    assert sum(size for _, size in taken) > 0.9 * 1000 * now
 
 
 def test_the_log_waits_for_a_follower_that_moves_behind_its_snapshot_and_not_for_one_that_does_not():

@@ -117,8 +117,8 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_tokens_model.py",
         "tests/gateway/test_token_scopes.py",
     ),
-    "gateway/http/hot/request.py": ("tests/gateway/test_hot_routes.py",),
-    "consensus/core/election.py": ("tests/consensus/test_election.py", "tests/consensus/test_election_model.py"),
+    "gateway/http/hot/request.py": ("tests/gateway/test_hot_routes.py", "tests/gateway/test_hot_request_model.py"),
+    "consensus/core/election.py": ("tests/consensus/test_transcripts.py", "tests/consensus/test_election_model.py"),
     "consensus/core/progress.py": ("tests/consensus/test_progress.py",),
     "consensus/core/replication.py": ("tests/consensus/test_replication_model.py",),
 }
