@@ -45,7 +45,7 @@ class Job(Future[Any]):
         if not self.done():
             try:
                 self.set_result(self.work())
-            except OSError as fault:
+            except (OSError, ValueError) as fault:
                 self.set_exception(fault)
 
     def result(self, timeout: float | None = None) -> Any:
@@ -70,7 +70,7 @@ class Sink:
         self.data += data
 
     def finish(self) -> None:
-        self.disk.may_fail()
+        self.disk.may_fail(ValueError)
         assert self.data == ALL
         self.finished = True
 
@@ -92,9 +92,9 @@ class Disk:
         self.jobs: list[Job] = []
         self.fails = 0.0
 
-    def may_fail(self) -> None:
+    def may_fail(self, fault: type[Exception] = OSError) -> None:
         if self.dice.random() < self.fails:
-            raise OSError("the disk is full")
+            raise fault("the disk is full, or what came is not whole")
 
     def open_sink(self, manifest: SnapshotManifest) -> Sink:
         assert all(sink.gone for sink in self.sinks), "what came before is removed first"

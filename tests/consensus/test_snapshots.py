@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +24,7 @@ from oncegate.consensus.messages import (
 )
 from oncegate.consensus.ports import Role, SavedPoint, SnapshotFile, SnapshotManifest
 from oncegate.consensus.snapshot.snapshot_leader import SnapshotSender
-from oncegate.consensus.snapshot.snapshot_receive import Receiving, is_sound
+from oncegate.consensus.snapshot.snapshot_receive import is_sound
 from oncegate.consensus.snapshot.snapshot_send import WINDOW_CHUNKS, Outgoing, chunk_crc
 from oncegate.proof.sim.engine.durable_machine import DurableMachine
 from oncegate.proof.sim.engine.fake_disk import FakeDisk, InlineWorker, Killed
@@ -334,206 +333,11 @@ def test_a_crash_anywhere_in_an_installation_leaves_the_old_state_or_the_new(cra
 # -- one transfer --------------------------------------------------------------------------------------
 
 
-class LaterWorker:
-    """Jobs run when the test says so."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def submit(self, job):
-        future = Future()
-        self.jobs.append((future, job))
-        return future
-
-    def run(self):
-        while self.jobs:
-            future, job = self.jobs.pop(0)
-            try:
-                future.set_result(job())
-            except (OSError, ValueError) as error:
-                future.set_exception(error)
-
-
-class MemorySink:
-    def __init__(self):
-        self.written, self.finished, self.aborted, self.fails = [], False, False, ""
-
-    def write(self, file, offset, data):
-        if self.fails == "write":
-            raise OSError("the disk is full")
-        self.written.append((file, offset, data))
-
-    def finish(self):
-        if self.fails == "finish":
-            raise ValueError("not whole")
-        self.finished = True
-
-    def install(self):
-        self.installed = True
-
-    def abort(self):
-        self.aborted = True
-
-
-class SinkState:
-    def __init__(self):
-        self.sinks = []
-
-    def open_sink(self, manifest):
-        self.sinks.append(MemorySink())
-        return self.sinks[-1]
-
-
 CONTENT = [b"first file, ten bytes and more", b"", b"the last one"]
 MANIFEST = SnapshotManifest(
     SavedPoint(100, 3, CONFIGURATION),
     [SnapshotFile(f"file-{number}", len(data)) for number, data in enumerate(CONTENT)],
 )
-SOURCE = ("n1", 7, 3)
-
-
-class Receiver:
-    def __init__(self):
-        self.state, self.worker = SinkState(), LaterWorker()
-        self.receiving = Receiving(self.state, self.worker, lambda: None)
-        self.answers = []
-
-    def offer(self, transfer=1, source=SOURCE, manifest=MANIFEST):
-        answers = self.answers
-        self.receiving.offered(
-            SnapshotOffer(source[2], transfer, manifest), source, lambda *answer: answers.append(answer), 0.0
-        )
-        self.settle()
-
-    def settle(self):
-        self.receiving.advance(0.0, 30.0)
-        while self.worker.jobs:
-            self.worker.run()
-            self.receiving.advance(0.0, 30.0)
-
-    def chunk(self, file, offset, size, *, transfer=1, source=SOURCE, data=None, crc=None):
-        data = CONTENT[file][offset : offset + size] if data is None else data
-        crc = chunk_crc(transfer, file, offset, data) if crc is None else crc
-        self.receiving.chunk(SnapshotChunk(source[2], transfer, file, offset, crc, data), source, 0.0)
-        self.settle()
-
-    @property
-    def written(self):
-        return b"".join(data for _, _, data in self.state.sinks[-1].written)
-
-
-def test_a_transfer_arrives_whole_and_is_ready_only_after_it_was_verified():
-    receiver = Receiver()
-    receiver.offer()
-    for file, data in enumerate(CONTENT):
-        for offset in range(0, len(data), 8):
-            assert receiver.receiving.ready is None
-            receiver.chunk(file, offset, 8)
-    assert receiver.written == b"".join(CONTENT)
-    assert receiver.state.sinks[-1].finished
-    assert receiver.receiving.ready == MANIFEST
-    assert {verdict for verdict, _ in receiver.answers} == {SnapshotVerdict.NEXT}
-
-
-def test_foreign_stale_damaged_and_misplaced_chunks_never_reach_the_sink():
-    receiver = Receiver()
-    receiver.offer()
-    receiver.chunk(0, 0, 8)
-    good = receiver.written
-    receiver.chunk(0, 8, 8, transfer=2)
-    for source in (("n2", 7, 3), ("n1", 6, 3), ("n1", 7, 2)):
-        receiver.chunk(0, 8, 8, source=source)
-    receiver.chunk(0, 8, 8, crc=chunk_crc(2, 0, 8, CONTENT[0][8:16]))
-    receiver.chunk(0, 16, 8)
-    receiver.chunk(0, 0, 8)
-    receiver.chunk(2, 0, 8)
-    receiver.chunk(0, 8, 8, data=b"")
-    receiver.chunk(0, 8, 8, data=bytes(100))
-    receiver.chunk(0, 8, 8, data=CONTENT[0][8:15] + b"!", crc=chunk_crc(1, 0, 8, CONTENT[0][8:16]))
-    assert receiver.written == good
-    rejections = [place for verdict, place in receiver.answers if verdict is SnapshotVerdict.REJECTED]
-    assert rejections == [(0, 8)], "one rejection a place, not one a chunk"
-    receiver.chunk(0, 8, 8)
-    assert receiver.written == CONTENT[0][:16]
-
-
-def test_what_is_missing_is_told_once_after_each_offer_and_at_each_place_however_often_it_comes_badly():
-    receiver = Receiver()
-    for place in (0, 8, 16):
-        for _ in range(3):
-            receiver.offer()
-            before = len(receiver.answers)
-            for _ in range(2):
-                receiver.chunk(0, place, 8, crc=0)
-            assert receiver.answers[before:] == [(SnapshotVerdict.REJECTED, (0, place))]
-        receiver.chunk(0, place, 8)
-        before = len(receiver.answers)
-        receiver.chunk(0, place, 8)
-        assert receiver.answers[before:] == [(SnapshotVerdict.REJECTED, (0, place + 8))]
-    assert receiver.written == CONTENT[0][:24]
-
-
-def test_a_new_offer_ends_the_earlier_transfer_and_its_chunks_are_stale():
-    receiver = Receiver()
-    receiver.offer()
-    receiver.chunk(0, 0, 8)
-    receiver.offer(transfer=2)
-    assert receiver.state.sinks[0].aborted
-    receiver.chunk(0, 8, 8)
-    receiver.chunk(0, 0, 8)
-    assert receiver.state.sinks[1].written == []
-    receiver.chunk(0, 0, 8, transfer=2)
-    assert receiver.written == CONTENT[0][:8]
-
-
-def test_a_transfer_goes_on_behind_what_was_received_on_a_new_connection_and_in_a_new_term():
-    receiver = Receiver()
-    receiver.offer()
-    receiver.chunk(0, 0, 8)
-    receiver.offer(source=("n1", 9, 5))
-    assert receiver.answers[-1] == (SnapshotVerdict.NEXT, (0, 8))
-    receiver.chunk(0, 8, 8, source=("n1", 9, 5))
-    assert receiver.written == CONTENT[0][:16]
-    assert len(receiver.state.sinks) == 1
-
-
-@pytest.mark.parametrize("when", ["write", "finish"])
-def test_a_transfer_that_fails_is_never_ready_and_says_so(when):
-    receiver = Receiver()
-    receiver.offer()
-    sink = receiver.state.sinks[0]
-    sink.fails = when
-    receiver.chunk(0, 0, 30)
-    receiver.chunk(2, 0, 12)
-    assert sink.written == ([] if when == "write" else [(0, 0, CONTENT[0]), (2, 0, CONTENT[2])])
-    assert not sink.finished
-    assert receiver.receiving.ready is None
-    assert receiver.answers[-1][0] is SnapshotVerdict.FAILED
-    assert receiver.state.sinks[0].aborted
-    receiver.offer(transfer=2)
-    assert len(receiver.state.sinks) == 2
-
-
-def test_a_transfer_given_up_while_the_disk_is_busy_is_removed_afterwards():
-    receiver = Receiver()
-    receiver.receiving.offered(SnapshotOffer(3, 1, MANIFEST), SOURCE, lambda *answer: None, 0.0)
-    receiver.receiving.advance(0.0, 30.0)
-    receiver.receiving.drop()
-    receiver.settle()
-    assert receiver.state.sinks[0].aborted
-    receiver.offer(transfer=2)
-    receiver.chunk(0, 0, 8, transfer=2)
-    assert receiver.written == CONTENT[0][:8]
-
-
-def test_a_snapshot_that_stops_coming_is_given_up():
-    receiver = Receiver()
-    receiver.offer()
-    receiver.receiving.advance(31.0, 30.0)
-    assert receiver.receiving.active, "what has come is still there"
-    receiver.settle()
-    assert receiver.state.sinks[0].aborted
-    assert not receiver.receiving.active
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../state", "a/b", "a\\b"])
