@@ -6,14 +6,14 @@ comes now, for somebody to read. Time passes where a command says so, and messag
 
     nodes n1 n2 [of n1 n2 n3] [+n4] [SETTING=..]    start these members (+: one that joins); the test plays the others
     wait 150 | tick n1 [150]            let ms pass; tick one node (after so many ms)
-    timeout n1 | run 500 | due n1       tick when it is due; tick all whenever due, for ms; ms until it asks for votes
+    timeout n1 | run 500 | due n1       tick when it is due; tick all when due, for ms (no heartbeats shown); ms left
     lead n1                             have it elected, by those that are played too, and print the end of that
-    deliver [n1->n2] | drop n1->n2      carry what waits (no names: until nothing does); lose it
+    deliver [n1->n2]                    carry what waits there, or everywhere until nothing does
     cut n1 | heal n1 | up n1 n2         connections of a node are lost; are made again; one is made anew
     crash n1 | restart n1 | stop n1     lose power; start from the disk; stop in good order
     n2->n1 KIND(field=value ..) ..      played messages come; ``n2->n1@1``: by the first connection
     propose n1 aa bb | read n1 a | transfer n1 [n2 [MS]] | add n1 n4 | remove n1 n3
-    save n1 | fill n1 | free n1 | age n1 | status
+    age n1 | status                     ms since the state was known to be all; a line of each node
 
 It prints messages that leave, flushes of log and ballot, entries applied, roles, results and refusals.
 """
@@ -34,13 +34,11 @@ from oncegate.consensus.messages import (
     VoteReply,
     VoteRequest,
 )
-from oncegate.consensus.ports import SavedPoint
-from oncegate.proof.sim.engine.durable_machine import DurableMachine
 from oncegate.proof.sim.engine.fake_disk import FakeDisk
-from tests.consensus.cluster import ListMachine
 from tests.consensus.one_engine import OneEngine
 from tests.consensus.transcript_text import MEMBER, read, said, shortened, shown, written
 
+HEARTBEAT = re.compile(r"entries=\[\]|Ack\(term|wants no tick")
 PLAYED = re.compile(r"(\w+)->(\w+)(?:@(\d+))? (\w+\(.*)")
 
 
@@ -63,14 +61,11 @@ class Node(OneEngine):
         self.script, self.name, self.quiet = script, name, True
         disk = disk or FakeDisk()
         disk.on_call = self.called
-        every = settings.pop("save_every", 0)
-        kind = DurableMachine if every else ListMachine
-        machine = type("Telling", (kind,), {"apply": self.applying(kind)})
         peers = tuple(peer for peer in members if peer != name)
         super().__init__(
             () if name not in members and not joining else peers,
             disk=disk,
-            machine=machine(disk, every=every) if every else machine(),
+            machine=self,
             node_id=name,
             joining=joining,
             **settings,
@@ -84,12 +79,9 @@ class Node(OneEngine):
         if not self.quiet:
             self.script.out.append(f"{self.name} {what}")
 
-    def applying(self, kind):
-        def apply(machine, index, term, command):
-            self.tell(f"applies {index}:{written(command)}")
-            return kind.apply(machine, index, term, command) and index
-
-        return apply
+    def apply(self, index, term, command):
+        self.tell(f"applies {index}:{written(command)}")
+        return index
 
     def called(self, call, name):
         if call == "sync" and name.endswith(".segment") and getattr(self, "engine", None):
@@ -149,7 +141,11 @@ class Script:
                 do = getattr(self, f"do_{what}", None)
                 do(*arguments) if do else self.asked(what, *arguments)
         except (ConsensusError, SafetyViolation) as error:
-            self.out.append(f"refused: {type(error).__name__}")
+            leads = f", {error.leader_id} leads" if getattr(error, "leader_id", None) else ""
+            again = ", retryable" if getattr(error, "retryable", False) else ""
+            self.out.append(
+                f"refused: {type(error).__name__} ({getattr(error, 'outcome', 'the node ends')}{again}{leads})"
+            )
         return shortened(self.out)
 
     def do_nodes(self, *words):
@@ -196,7 +192,7 @@ class Script:
         self.out = self.out[-1:]
 
     def do_run(self, ms):
-        """Let nodes tick whenever they are due, and carry messages at once."""
+        """Let nodes tick whenever they are due, and carry messages at once; heartbeats are not told."""
         end = self.now + int(ms) / 1000
         while (due := min(node.engine.deadline() for node in self.nodes.values())) <= end:
             self.now = max(self.now + 0.001, due)
@@ -204,6 +200,7 @@ class Script:
                 node.tick_all()
             self.do_deliver()
         self.now = max(self.now, end)
+        self.out = [line for line in self.out if not HEARTBEAT.search(line)]
 
     def do_due(self, name):
         self.out.append(f"{(self.nodes[name].engine._election.deadline - self.now) * 1000:.0f} ms")
@@ -219,9 +216,6 @@ class Script:
     def carry(self, pair):
         if now := self.waiting.pop(pair, []):
             self.nodes[pair[1]].hears(pair[0], self.epochs.get(pair, 1), *now)
-
-    def do_drop(self, link):
-        self.waiting.pop(tuple(link.split("->")), None)
 
     def do_cut(self, name):
         for other in {*self.nodes, *self.started[name][0]} - {name}:
@@ -275,18 +269,6 @@ class Script:
             case "remove", member:
                 engine.remove_member(member, f"remove {member}")
         self.nodes[name].tick_all()
-
-    def do_save(self, name):
-        engine = self.nodes[name].engine
-        index = engine.applier.applied_index
-        point = SavedPoint(index, engine.log.term_at(index), engine.membership.at(index))
-        self.nodes[name].machine.begin_save(point)
-
-    def do_fill(self, name):
-        self.nodes[name].disk.fill()
-
-    def do_free(self, name):
-        self.nodes[name].disk.capacity = None
 
     def do_age(self, name):
         age_s = self.nodes[name].engine.age_s
