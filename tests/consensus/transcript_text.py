@@ -42,16 +42,13 @@ def written(command):
 
 
 def read(text):
-    """Read what :func:`written` shows; ``x*900`` is a command of 900 bytes."""
+    """Read what :func:`written` shows."""
     if text == "no-op":
         return NO_OP
     if text.startswith("{"):
         names = text.strip("{}").split(",")
         voters = {name.strip("()"): not name.startswith("(") for name in names}
         return encode(Configuration({name: msgspec.structs.replace(MEMBER, voter=it) for name, it in voters.items()}))
-    if "*" in text:
-        letter, size = text.split("*")
-        return letter.encode() * int(size)
     return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
 
 
@@ -60,15 +57,11 @@ def shown(message):
     fields = []
     for field in msgspec.structs.fields(message):
         value = getattr(message, field.name)
-        if value == field.default or (field.name == "crc" and value):
+        if value == field.default:
             continue
         if field.name == "entries":
             value = "[" + " ".join(f"{index}/{term}:{written(command)}" for command, index, term in value) + "]"
-        elif field.name == "manifest":
-            value = f"{value.point.index}/{value.point.term}"
-        elif field.name == "data":
-            value = f"{len(value)}B"
-        fields.append(f"{field.name}={getattr(value, 'name', value)}")
+        fields.append(f"{field.name}={value}")
     return f"{type(message).__name__}({' '.join(fields)})"
 
 
@@ -80,8 +73,6 @@ def said(text):
             if name == "entries":
                 found = re.findall(r"(\d+)/(\d+):(\S+)", entries)
                 fields[name] = [(read(command), int(index), int(term)) for index, term, command in found]
-            elif name == "verdict":
-                fields[name] = messages.SnapshotVerdict[value]
             else:
                 fields[name] = value == "True" if value in ("True", "False") else int(value)
         yield KINDS[kind](**fields)
@@ -94,8 +85,8 @@ def shortened(lines):
         now, before = SENT.fullmatch(line), SENT.fullmatch(short[-1]) if short else None
         if now and before and (now[1], now[3]) == (before[1], before[3]):
             short[-1] = f"{now[1]}->{','.join(sorted([*before[2].split(','), now[2]]))} {now[3]}"
-        elif short and short[-1].removesuffix(" twice") == line:
-            short[-1] = f"{line} twice"
+        elif again := re.fullmatch(re.escape(line) + r"(?: x(\d+))?", short[-1] if short else ""):
+            short[-1] = f"{line} x{int(again[1] or 1) + 1}"
         else:
             short.append(line)
     return short
