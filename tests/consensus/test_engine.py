@@ -1,4 +1,4 @@
-"""How old a state is: never younger than what was heard allows; and heartbeats, in time."""
+"""Moments: how old a state is, heartbeats in time, the end of a transfer, a round of reads without its majority."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from math import inf
 import pytest
 
 from oncegate.consensus.core.applying import Freshness
+from oncegate.consensus.core.leader_reads import ReadRounds
+from oncegate.consensus.core.transfer import Transfers
+from oncegate.consensus.errors import TransferFailed
 from oncegate.consensus.messages import Append
 from tests.consensus.one_engine import OneEngine
 
@@ -65,3 +68,19 @@ def test_an_idle_leader_sends_every_follower_a_heartbeat_in_time(answers):
     for times in seen.values():
         assert len(times) >= 30
         assert max(later - earlier for earlier, later in pairwise(times)) < 0.1 + 0.002
+
+
+def test_a_transfer_ends_at_its_deadline_and_says_so_once():
+    ended = {}
+    transfers = Transfers(ended.__setitem__, ended.__setitem__)
+    transfers.begin("n2", "late", 5.0)
+    assert [transfers.expire(now) for now in (4.9, 5.0, 6.0)] == [False, True, False]
+    assert isinstance(ended["late"], TransferFailed)
+
+
+def test_a_round_without_its_majority_has_no_read_point():
+    rounds = ReadRounds()
+    rounds.set_peers(frozenset(("n2", "n3")))
+    rounds.add("a")
+    rounds.confirm("n2", rounds.start(17, 0.0) + 1)
+    assert rounds.finish() == (0, [])
