@@ -8,10 +8,10 @@ from itertools import combinations, permutations
 import pytest
 
 from oncegate.proof.sim.engine.engine_node import EngineNode
-from oncegate.proof.sim.engine.faults import topology
 from oncegate.proof.sim.engine.plan import Fault, make_plan
 from oncegate.proof.sim.engine.run import run_plan
 from oncegate.proof.sim.engine.stage import DEFAULT_TIMES
+from oncegate.proof.topologies import topology
 
 SEEDS = 10
 

@@ -7,9 +7,10 @@ of it. A kind with weight 0 runs only when it is asked for. Read next: :mod:`onc
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise, permutations
+from itertools import permutations
 
 from oncegate.consensus.log.reserve import RESERVE_BYTES, RESERVE_FILE
+from oncegate.proof.topologies import cut_for, topology
 
 LEADER = "leader"
 """As the name of a target: whoever leads at that moment."""
@@ -36,25 +37,6 @@ def _target(rng, names):
 
 def _down_s(rng):
     return rng.choice((0.02, 0.2, 0.2, 1.0)) * (0.5 + rng.random())
-
-
-def topology(shape, order):
-    """The links of a cluster that is connected in part, as sets of two names."""
-    first, rest = order[0], order[1:]
-    chain = {frozenset(pair) for pair in pairwise(order)}
-    match shape:
-        case "chain":
-            return chain
-        case "ring":
-            # Three in a ring are three that all reach each other.
-            return chain | {frozenset((first, order[-1]))} if len(order) > 3 else chain
-        case "star":
-            return {frozenset((first, other)) for other in rest}
-        case "bridge":
-            half = len(rest) // 2
-            sides = (*combinations(rest[:half], 2), *combinations(rest[half:], 2))
-            return {frozenset((first, other)) for other in rest} | {frozenset(pair) for pair in sides}
-    raise ValueError(shape)
 
 
 class AtNode:
@@ -165,8 +147,7 @@ class Partition:
                 return {(a, b) for a, b in everything if (a in side) != (b in side)}
             case "one way":
                 return {order[:2]}
-        links = topology(shape, order)
-        return {pair for pair in everything if frozenset(pair) not in links}
+        return set(cut_for(topology(shape, order), order))
 
     @staticmethod
     def apply(world, shape, target, order, seconds, breaks, break_after_s):
