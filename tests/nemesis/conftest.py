@@ -15,7 +15,7 @@ from oncegate import Client, OncegateError, Session
 from oncegate.gateway.local.waiting import until
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.equipment import Equipment, missing
-from oncegate.proof.check.nemesis import FAULTS, Action, Fault
+from oncegate.proof.check.nemesis import FAULTS, Action, Injection
 from oncegate.proof.check.nemesis.nemesis import make_whole
 from oncegate.proof.check.tenants import token
 
@@ -63,10 +63,10 @@ class Scene:
         await self.until(lambda: self.load.acknowledged >= goal, f"{raises} writes")
 
     @contextlib.asynccontextmanager
-    async def under(self, name: str, *targets: str, **arguments: Any) -> AsyncIterator[Fault]:
+    async def under(self, name: str, *targets: str, **arguments: Any) -> AsyncIterator[Injection]:
         """Under this fault; afterwards the cluster is whole, and goes on with everything that was acknowledged."""
         await self.progress()
-        fault = FAULTS[name](Action(name, 0.0, 1.0, targets, arguments))
+        fault = Injection(FAULTS[name], Action(name, 0.0, 1.0, targets, arguments))
         await asyncio.to_thread(fault.settle, self.cluster)
         self.said = await asyncio.to_thread(fault.inject, self.cluster)
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from oncegate.proof.check.folder import FaultNote
 from oncegate.proof.check.nemesis import backups, machines, members, network, processes
-from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault, FaultChoice, PlanView, fault
+from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault, FaultChoice, Injection, PlanView, fault
 from oncegate.proof.check.nemesis.nemesis import Nemesis
 from oncegate.proof.check.nemesis.plan import FaultPlan, available, names_of, plan_of
 
@@ -18,6 +18,7 @@ __all__ = [
     "FaultChoice",
     "FaultNote",
     "FaultPlan",
+    "Injection",
     "Nemesis",
     "PlanView",
     "available",

@@ -1,18 +1,18 @@
 """What a fault is, and the registry of all of them: the grammar from which plans are made.
 
-A fault is a class of about ten lines with the decorator :func:`fault`; docs/check-faults.md shows a whole one.
+A fault is a row, entered with :func:`fault`; docs/check-faults.md shows a whole one.
 
-``pick`` belongs to the plan: it is pure and reproducible. ``inject`` and ``heal`` block, in a thread of their own, at
-their times. They may find that another fault has killed, frozen or removed a node; then they do what is left to do.
+What it draws belongs to the plan: that is pure and reproducible. ``strike`` and ``heal`` block, in a thread of their
+own, at their times. They may find that another fault has killed, frozen or removed a node; then they do what is left.
 :mod:`oncegate.proof.check.cluster` has what they need. Read next: :mod:`oncegate.proof.check.nemesis.plan`.
 """
 
 from __future__ import annotations
 
-import abc
 import random as random_module
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 
@@ -107,51 +107,30 @@ def a_minority(random: Random, view: PlanView) -> tuple[str, ...] | None:
     return tuple(random.sample(view.nodes, view.minority)) if view.minority else None
 
 
-class Fault(abc.ABC):
-    """One action, from its injection to its healing; the class is what the grammar knows."""
+def shuffled_of(least: int) -> Whom:
+    """Choose all nodes, in any order, if there are at least so many."""
+    return lambda random, view: shuffled(random, view) if len(view.nodes) >= least else None
 
-    name: ClassVar[str]
-    group: ClassVar[str]
-    whom: ClassVar[Whom] = any_node
-    weight: ClassVar[float] = 1.0
-    """How often it is drawn, against the others of a plan."""
-    seconds: ClassVar[tuple[float, float]] = (1.0, 3.0)
-    """Bounds of how long it lasts."""
-    needs: ClassVar[frozenset[Equipment]] = frozenset()
-    excludes: ClassVar[str] = ""
-    """Faults with the same word here are never planned at the same time: they turn the same knob."""
-    never_with: ClassVar[frozenset[str]] = frozenset()
-    """Faults that no plan has beside it: what they do to it says nothing about this build."""
-    recovery_s: ClassVar[float] = 0.0
-    """How long healing takes on an idle machine; the same knob is not planned again until then."""
-    persistent: ClassVar[bool] = False
-    """Data of its targets are lost or damaged until an operator has replaced them."""
-    process: ClassVar[str] = ""
-    """Name of the process beside the nodes that the workload must have registered."""
 
-    def __init__(self, action: Action) -> None:
-        self.action = action
+def all_or_any(all_share: float) -> Whom:
+    """Choose all nodes, as often as the share says, else any."""
+    return lambda random, view: view.nodes if random.random() < all_share else any_node(random, view)
+
+
+def nobody(random: Random, view: PlanView) -> tuple[str, ...]:
+    """Choose no node."""
+    return ()
+
+
+class Injection:
+    """One fault of a run, from its injection to its healing."""
+
+    def __init__(self, fault: Fault, action: Action) -> None:
+        self.fault, self.action = fault, action
         self.targets: tuple[str, ...] = action.targets
         """Node ids once :meth:`settle` has been called."""
-
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        """Choose targets and arguments, or None when it cannot be now. Pure."""
-        targets = cls.whom(random, view)
-        return None if targets is None else FaultChoice(targets, cls.how(random, view))
-
-    @classmethod
-    def how(cls, random: Random, view: PlanView) -> dict[str, Any]:
-        """Choose the arguments. Pure."""
-        return {}
-
-    @abc.abstractmethod
-    def inject(self, cluster: CheckCluster) -> str:
-        """Do it; returns what was done, for the note."""
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        """Undo it, if there is something to undo; returns what else the note should say."""
-        return None
+        self.kept: Any = None
+        """What the injection keeps for the healing."""
 
     def settle(self, cluster: CheckCluster) -> None:
         """Replace ``leader`` by the node that leads, once."""
@@ -159,27 +138,68 @@ class Fault(abc.ABC):
             leader = cluster.leader_now() or cluster.meant[0]
             self.targets = tuple(leader if target == LEADER else target for target in self.targets)
 
+    def inject(self, cluster: CheckCluster) -> str:
+        """Do it; returns what was done, for the note."""
+        return self.fault.strike(self, cluster)
+
+    def heal(self, cluster: CheckCluster) -> str | None:
+        """Undo it, if there is something to undo; returns what else the note should say."""
+        return self.fault.heal(self, cluster)
+
     def argument(self, name: str, otherwise: Any = None) -> Any:
         """One of the action's arguments."""
         return self.action.arguments.get(name, otherwise)
 
 
-class Down(Fault):
-    """A fault that leaves its targets down, or maybe down: they are started again."""
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        """Start them."""
-        cluster.start(*self.targets)
-        return None
+def start_again(one: Injection, cluster: CheckCluster) -> None:
+    """Start the targets, which are down, or maybe down."""
+    cluster.start(*one.targets)
 
 
-FAULTS: Final[dict[str, type[Fault]]] = {}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fault:
+    """What the grammar knows of one fault: how it is drawn, what it does, and how that is undone."""
+
+    name: str = field(kw_only=False)
+    group: str
+    strike: Callable[[Injection, CheckCluster], str]
+    """Does it; returns what was done, for the note."""
+    heal: Callable[[Injection, CheckCluster], str | None] = lambda one, cluster: None
+    """Undoes it, if there is something to undo; returns what else the note should say."""
+    whom: Whom = any_node
+    how: Callable[[Random, PlanView], dict[str, Any]] = lambda random, view: {}
+    """Chooses the arguments. Pure."""
+    draw: Callable[[Random, PlanView], FaultChoice] | None = None
+    """Chooses both at once, in place of ``whom`` and ``how``."""
+    weight: float = 1.0
+    """How often it is drawn, against the others of a plan."""
+    seconds: tuple[float, float] = (1.0, 3.0)
+    """Bounds of how long it lasts."""
+    needs: frozenset[Equipment] = frozenset()
+    excludes: str = ""
+    """Faults with the same word here are never planned at the same time: they turn the same knob."""
+    never_with: frozenset[str] = frozenset()
+    """Faults that no plan has beside it: what they do to it says nothing about this build."""
+    recovery_s: float = 0.0
+    """How long healing takes on an idle machine; the same knob is not planned again until then."""
+    persistent: bool = False
+    """Data of its targets are lost or damaged until an operator has replaced them."""
+    process: str = ""
+    """Name of the process beside the nodes that the workload must have registered."""
+
+    def pick(self, random: Random, view: PlanView) -> FaultChoice | None:
+        """Choose targets and arguments, or None when it cannot be now. Pure."""
+        if self.draw is not None:
+            return self.draw(random, view)
+        targets = self.whom(random, view)
+        return None if targets is None else FaultChoice(targets, self.how(random, view))
+
+
+FAULTS: Final[dict[str, Fault]] = {}
 """All faults by name."""
-F = TypeVar("F", bound=type[Fault])
 
 
-def fault(kind: F) -> F:
-    """Register a fault; raises ValueError when its name is taken."""
-    if FAULTS.setdefault(kind.name, kind) is not kind:
-        raise ValueError(f"two faults are named {kind.name}")
-    return kind
+def fault(row: Fault) -> None:
+    """Enter a fault; raises ValueError when its name is taken."""
+    if FAULTS.setdefault(row.name, row) is not row:
+        raise ValueError(f"two faults are named {row.name}")

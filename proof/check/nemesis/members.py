@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from oncegate.gateway.local.blocking_http import RequestRefused, Unreachable, get_json, send_json
@@ -15,7 +16,7 @@ from oncegate.gateway.local.waiting import wait_for
 from oncegate.gateway.node.settings import MemberAddress
 from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import CheckError
-from oncegate.proof.check.nemesis.fault import Fault, FaultChoice, PlanView, Random, any_damageable, fault
+from oncegate.proof.check.nemesis.fault import Fault, Injection, PlanView, Random, any_damageable, fault
 
 CHANGE_S: Final = 30.0
 RECOVERY_S: Final = 4.0
@@ -169,75 +170,55 @@ def _announced(cluster: CheckCluster, new: MemberAddress, timeout_s: float) -> b
     return bool(votes)
 
 
-class _Change(Fault):
-    group = "members"
-    excludes = "members"
-    recovery_s = RECOVERY_S
-    seconds = (1.0, 5.0)
+def _join(one: Injection, cluster: CheckCluster) -> str:
+    join_member(cluster, one.targets[0])
+    return "joined as a learner, and votes"
 
 
-class _Addition(_Change):
-    @classmethod
-    def pick(cls, random: Random, view: PlanView) -> FaultChoice | None:
-        return FaultChoice((f"n{len(view.nodes) + 1}",))  # the next free id
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        remove_member(cluster, self.targets[0])
-        return "removed"
+def _announce(one: Injection, cluster: CheckCluster) -> str:
+    announce_absent(cluster, one.targets[0])
+    return "announced, and not there"
 
 
-@fault
-class MemberAdded(_Addition):
-    """A node joins, learns, is promoted to a voter when it has caught up, and is removed in the end."""
-
-    name = "member_added"
-
-    def inject(self, cluster: CheckCluster) -> str:
-        join_member(cluster, self.targets[0])
-        return "joined as a learner, and votes"
+def _remove(one: Injection, cluster: CheckCluster) -> str:
+    remove_member(cluster, one.targets[0])
+    return "removed, its directory emptied"
 
 
-@fault
-class LearnerAdded(_Addition):
-    """A node is announced and stays away: a learner that never catches up must not count in any majority."""
-
-    name = "learner_added"
-
-    def inject(self, cluster: CheckCluster) -> str:
-        announce_absent(cluster, self.targets[0])
-        return "announced, and not there"
+def _remove_again(one: Injection, cluster: CheckCluster) -> str:
+    remove_member(cluster, one.targets[0])
+    return "removed"
 
 
-@fault
-class MemberRemoved(_Change):
-    """A member, maybe the leader, is removed alive; in the end it joins again, with an empty directory."""
-
-    name = "member_removed"
-    whom = any_damageable
-    persistent = True
-
-    def inject(self, cluster: CheckCluster) -> str:
-        remove_member(cluster, self.targets[0])
-        return "removed, its directory emptied"
-
-    def heal(self, cluster: CheckCluster) -> str | None:
-        join_member(cluster, self.targets[0])
-        return "joined again, and votes"
+def _join_again(one: Injection, cluster: CheckCluster) -> str:
+    join_member(cluster, one.targets[0])
+    return "joined again, and votes"
 
 
-@fault
-class MemberReplaced(_Change):
-    """A node dies with its disk; an operator removes the dead member and adds a new one in its place."""
+def _die(one: Injection, cluster: CheckCluster) -> str:
+    retire(cluster, one.targets[0])
+    return "killed, its directory emptied"
 
-    name = "member_replaced"
-    whom = any_damageable
-    persistent = True
 
-    def inject(self, cluster: CheckCluster) -> str:
-        retire(cluster, self.targets[0])
-        return "killed, its directory emptied"
+def _replace(one: Injection, cluster: CheckCluster) -> str:
+    remove_member(cluster, one.targets[0])
+    join_member(cluster, one.targets[0])
+    return "replaced: removed, added, and votes"
 
-    def heal(self, cluster: CheckCluster) -> str | None:
-        remove_member(cluster, self.targets[0])
-        join_member(cluster, self.targets[0])
-        return "replaced: removed, added, and votes"
+
+def _next_id(random: Random, view: PlanView) -> tuple[str, ...]:
+    return (f"n{len(view.nodes) + 1}",)
+
+
+_change = partial(Fault, group="members", excludes="members", recovery_s=RECOVERY_S, seconds=(1.0, 5.0))
+_addition = partial(_change, whom=_next_id, heal=_remove_again)
+_loss = partial(_change, whom=any_damageable, persistent=True)
+
+# A node joins, learns, is promoted to a voter when it has caught up, and is removed in the end.
+fault(_addition("member_added", strike=_join))
+# A node is announced and stays away: a learner that never catches up must not count in any majority.
+fault(_addition("learner_added", strike=_announce))
+# A member, maybe the leader, is removed alive; in the end it joins again, with an empty directory.
+fault(_loss("member_removed", strike=_remove, heal=_join_again))
+# A node dies with its disk; an operator removes the dead member and adds a new one in its place.
+fault(_loss("member_replaced", strike=_die, heal=_replace))

@@ -22,7 +22,7 @@ from oncegate.proof.check.cluster import CheckCluster
 from oncegate.proof.check.errors import CheckError, NotHealed
 from oncegate.proof.check.folder import FaultNote
 from oncegate.proof.check.nemesis import members
-from oncegate.proof.check.nemesis.fault import FAULTS, Action, Fault
+from oncegate.proof.check.nemesis.fault import FAULTS, Action, Injection
 from oncegate.proof.check.nemesis.plan import FaultPlan
 
 HEAL_S: Final = 90.0
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class _Underway:
     """A fault between its injection and its healing."""
 
-    fault: Fault
+    fault: Injection
     start: int
     details: list[str] = field(default_factory=list)
     noted: bool = False
@@ -104,25 +104,26 @@ class Nemesis:
         await asyncio.sleep(max(0.0, began + action.start - time.monotonic()))
         if time.monotonic() >= latest:
             return
-        fault = FAULTS[action.fault](action)
+        row = FAULTS[action.fault]
+        fault = Injection(row, action)
         one = _Underway(fault, self._now())
         self._underway.append(one)
-        other = self._knobs.get(fault.excludes) if fault.excludes else None
+        other = self._knobs.get(row.excludes) if row.excludes else None
         if other is not None:
             # The plan parts them, but a healing takes as long as it takes.
             one.details.append(f"left out: {other} is not over")
             self._over(one)
             return
-        self._knobs[fault.excludes] = fault.name
+        self._knobs[row.excludes] = row.name
         try:
             await self._step(one, lambda: self._inject(fault))
             await asyncio.sleep(max(0.0, min(began + action.end, latest) - time.monotonic()))
             await self._step(one, lambda: fault.heal(self._cluster))
             self._over(one)
         finally:
-            self._knobs.pop(fault.excludes, None)
+            self._knobs.pop(row.excludes, None)
 
-    def _inject(self, fault: Fault) -> str:
+    def _inject(self, fault: Injection) -> str:
         fault.settle(self._cluster)
         return fault.inject(self._cluster)
 
@@ -150,7 +151,7 @@ class Nemesis:
             return
         one.noted = True
         detail = "; ".join(one.details)
-        self._note(FaultNote(one.start, self._now(), one.fault.name, list(one.fault.targets), detail))
+        self._note(FaultNote(one.start, self._now(), one.fault.action.fault, list(one.fault.targets), detail))
 
 
 def make_whole(cluster: CheckCluster, timeout_s: float) -> None:

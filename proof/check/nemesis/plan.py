@@ -123,7 +123,7 @@ def plan_of(seed: int, names: Sequence[str], seconds: float, nodes: int | Sequen
     return FaultPlan(seed, seconds, members, tuple(chosen), tuple(_Maker(random, view, kinds, seconds).make()))
 
 
-def _compatible(random: random_module.Random, kinds: list[type[Fault]]) -> list[type[Fault]]:
+def _compatible(random: random_module.Random, kinds: list[Fault]) -> list[Fault]:
     """Leave out some faults where not all can be in one plan."""
     for kind in kinds:
         others = [other for other in kinds if other.name not in kind.never_with]
@@ -136,7 +136,7 @@ def _compatible(random: random_module.Random, kinds: list[type[Fault]]) -> list[
 class _Maker:
     """Fills the time with faults, one after the other, and sometimes another at the same time."""
 
-    def __init__(self, random: random_module.Random, view: PlanView, kinds: list[type[Fault]], seconds: float) -> None:
+    def __init__(self, random: random_module.Random, view: PlanView, kinds: list[Fault], seconds: float) -> None:
         self._random, self._view, self._kinds, self._seconds = random, view, kinds, seconds
         self._used = dict.fromkeys(kinds, 0)
         self._actions: list[Action] = []
@@ -184,7 +184,7 @@ class _Maker:
                 return Action(kind.name, start, seconds, choice.targets, choice.arguments)
         return None
 
-    def _allowed(self, kind: type[Fault], start: float, end: float) -> bool:
+    def _allowed(self, kind: Fault, start: float, end: float) -> bool:
         for action in self._actions:
             other = FAULTS[action.fault]
             if not (kind.persistent and other.persistent) and not (kind.excludes and other.excludes == kind.excludes):
