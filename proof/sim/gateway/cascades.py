@@ -14,8 +14,7 @@ import msgspec
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway import wire
 from oncegate.gateway.http import request_bodies
-from oncegate.gateway.machine import commands as c
-from oncegate.proof.sim.gateway.flows import Consumers, Instance, items_of, items_of_chunk
+from oncegate.proof.sim.gateway.flows import Consumers, Instance, items_of, items_of_chunk, open_chunks
 from oncegate.proof.sim.gateway.workloads import Habits, Workload, op, text
 
 FIRST, SECOND = "s", "d"
@@ -84,16 +83,13 @@ class Chain(Workload):
 
     def __init__(self, world, rng):
         super().__init__(world, rng)
-        self._flows = [
+        self.flows = [
             FlowDeclaration(
                 name="copy", source=FIRST, target=(SECOND, COUNTS), max_items=rng.choice((2, 5)), linger_ms=50
             ),
             FlowDeclaration(name="count", source=SECOND, target=COUNTS, max_items=rng.choice((1, 3)), linger_ms=50),
         ]
         self._jobs = [_Job(world, "copy", _copied, rng.choice((1, 2))), _Job(world, "count", _counted, 1)]
-
-    def set_up(self):
-        return super().set_up() + [c.DeclareFlow(msgspec.json.encode(flow)) for flow in self._flows]
 
     def begin(self):
         for job in self._jobs:
@@ -154,6 +150,4 @@ def _all_of(machine, world, flow):
     """(commit, key, value) of all items of a flow, sealed or not."""
     state = machine.flows.get(flow)
     items = [item for number in range(1, state.batches.last + 1) for item in items_of(world.batches[flow, number])]
-    items += [item for chunk in state.segment.closed_chunks for item in items_of_chunk(chunk)]
-    run = state.segment.run_view()
-    return items + (items_of_chunk(run.chunk(0, run.items)) if run.items else [])
+    return items + [item for chunk in open_chunks(state) for item in items_of_chunk(chunk)]

@@ -32,7 +32,6 @@ class Consumers:
         """The newest fence that an instance has heard of."""
         self.moved = 0
         """The furthest move that was acknowledged."""
-        self._instances = []
 
     def instance(self, rng):
         """Return one that has not attached yet."""
@@ -132,7 +131,7 @@ class FlowExactness(Workload):
         self.items = {}
         """Status and commit number of every row that was sent to the stream table, by its value, which is unique."""
         linger_ms = rng.choice((50, 300, 5_000))
-        self._flows = [
+        self.flows = [
             FlowDeclaration(
                 name=FLOW, source=STREAM, max_items=rng.choice((1, 3, 7)), linger_ms=linger_ms, consumers=("c",)
             ),
@@ -141,9 +140,6 @@ class FlowExactness(Workload):
         self.batches = {}
         self._chunks = {}
         self.consumers = Consumers(world, FLOW, "c")
-
-    def set_up(self):
-        return super().set_up() + [c.DeclareFlow(msgspec.json.encode(flow)) for flow in self._flows]
 
     def begin(self):
         self.consumers.begin()
@@ -204,9 +200,7 @@ class FlowExactness(Workload):
             if numbers != list(range(1, state.batches.last + 1)):
                 found.append(("flow", f"batches of {flow} are {numbers}, not 1 to {state.batches.last}"))
             items = [item for number in numbers for item in self.batches[flow, number]]
-            items += [item for chunk in state.segment.closed_chunks for item in items_of_chunk(chunk)]
-            run = state.segment.run_view()
-            items += items_of_chunk(run.chunk(0, run.items)) if run.items else []
+            items += [item for chunk in open_chunks(state) for item in items_of_chunk(chunk)]
             commits[flow] = [commit for commit, _, _ in items]
             if commits[flow] != sorted(set(commits[flow])):
                 found.append(("flow", f"items of {flow} are not in the order of their commit numbers: {commits[flow]}"))
@@ -238,6 +232,12 @@ class FlowExactness(Workload):
 def items_of(batch):
     """(commit, key, value) of each item of a sealed batch; value None = deleted."""
     return [item for chunk in batch.chunks for item in items_of_chunk(chunk)]
+
+
+def open_chunks(state):
+    """What is in the open segment of a flow."""
+    run = state.segment.run_view()
+    return *state.segment.closed_chunks, run.chunk(0, run.items)
 
 
 def items_of_chunk(chunk):

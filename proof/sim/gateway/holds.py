@@ -15,6 +15,7 @@ import msgspec
 
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.cascades import NO_SESSION
+from oncegate.proof.sim.gateway.flows import open_chunks
 from oncegate.proof.sim.gateway.workloads import TABLE, Habits, Workload, op, text
 
 LATE_MS = 1_000
@@ -31,15 +32,12 @@ class Holds(Workload):
     )
     reaps = True
     mix: ClassVar[dict[str, int]] = {"clock": 1}
+    flows = ({"name": FLOW, "source": TABLE, "max_items": 20, "linger_ms": 1_000},)
 
     def __init__(self, world, rng):
         super().__init__(world, rng)
         self._ends = {}
         self._items = {}
-
-    def set_up(self):
-        flow = {"name": FLOW, "source": TABLE, "max_items": 20, "linger_ms": 1_000}
-        return [*super().set_up(), c.DeclareFlow(msgspec.json.encode(flow))]
 
     def write(self, rng, seen):
         key = rng.choice(self.keys)
@@ -75,9 +73,7 @@ class Holds(Workload):
 
     def _changes(self, flow):
         sealed = [item for number in range(1, flow.batches.last + 1) for item in self._items[number]]
-        run = flow.segment.run_view()
-        chunks = (*flow.segment.closed_chunks, run.chunk(0, run.items))
-        return sealed + [item for chunk in chunks for item in _items(chunk)]
+        return sealed + [item for chunk in open_chunks(flow) for item in _items(chunk)]
 
     def check(self, world):
         node = world.living()[0]

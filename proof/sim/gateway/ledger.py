@@ -38,12 +38,9 @@ class Ledger(Workload):
 
     def __init__(self, world, rng):
         super().__init__(world, rng)
-        self._flow = FlowDeclaration(name=FLOW, source=HERE, max_items=rng.choice((2, 3, 5)), linger_ms=50)
+        self.flows = [FlowDeclaration(name=FLOW, source=HERE, max_items=rng.choice((2, 3, 5)), linger_ms=50)]
         self.ends = {}
         """By receipt: whether it was a deposit, and how it ended."""
-
-    def set_up(self):
-        return [*super().set_up(), c.DeclareFlow(msgspec.json.encode(self._flow))]
 
     def write(self, rng, seen):
         number = self.unique()

@@ -75,6 +75,8 @@ class Workload:
     reaps = False
     """In the end, sessions that nobody renews have to be gone."""
     tables = ((TABLE, "resident"),)
+    flows = ()
+    """Declarations of flows, beside those of the tables."""
 
     def __init__(self, world, rng):
         self.world, self.rng = world, rng
@@ -88,7 +90,8 @@ class Workload:
 
     def set_up(self):
         """Commands that are applied before anything else happens."""
-        return [c.DeclareTable(name, kind, 1 << 30) for name, kind in self.tables]
+        tables = [c.DeclareTable(name, kind, 1 << 30) for name, kind in self.tables]
+        return tables + [c.DeclareFlow(msgspec.json.encode(flow)) for flow in self.flows]
 
     def begin(self):
         """The tables are there, processes begin."""
@@ -168,9 +171,6 @@ class Runs(Register):
         copies_share=0.4,
         resolve_share=0.1,
     )
-
-    def set_up(self):
-        return super().set_up()
 
     def write(self, rng, seen):
         if rng.random() < 0.1:
