@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import oncegate.consensus.log.identity
 import oncegate.consensus.log.wal
@@ -29,18 +29,26 @@ REPLACED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to."""
+    """What one run came to; ``findings`` are (check, text) pairs, the first one names the run's failure."""
 
     plan: Plan
     counts: Counter
     trace_hash: str
-    checker: str | None = None
-    text: str = ""
-    at: float = 0.0
+    findings: list
+    at: float
+    history: list = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
-        return self.checker is not None
+        return bool(self.findings)
+
+    @property
+    def checker(self) -> str | None:
+        return self.findings[0][0] if self.findings else None
+
+    @property
+    def text(self) -> str:
+        return self.findings[0][1] if self.findings else ""
 
 
 @contextmanager
@@ -61,15 +69,20 @@ def undisturbed():
 def run_plan(plan: Plan, *, node_type=EngineNode, trace=None) -> Outcome:
     """Run one plan to its end or to the first violation; an error of the code under test counts as one."""
     world = World(plan, node_type=node_type, trace=trace)
-    failure = ()
+    findings = stopped_by(world)
+    return Outcome(plan, world.counts, world.trace_hash, findings, round(world.now, 3))
+
+
+def stopped_by(world) -> list[tuple[str, str]]:
+    """Run a world, and say which check stopped it, and what was wrong; empty if it came to its end."""
     with undisturbed():
         try:
             world.run()
         except Violation as violation:
-            failure = (violation.checker, violation.text, round(world.now, 3))
+            return [(violation.checker, violation.text)]
         except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
-            failure = ("crash", where_raised(error), round(world.now, 3))
-    return Outcome(plan, world.counts, world.trace_hash, *failure)
+            return [("crash", where_raised(error))]
+    return []
 
 
 @contextmanager

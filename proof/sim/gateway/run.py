@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from oncegate.proof.lincheck import MODELS, Limits, check, operations
 from oncegate.proof.sim.engine.faults import DEFAULT_MIX
-from oncegate.proof.sim.engine.observe import Violation
 from oncegate.proof.sim.engine.plan import Plan, make_plan
-from oncegate.proof.sim.engine.run import undisturbed, where_raised
+from oncegate.proof.sim.engine.run import Outcome, stopped_by
 from oncegate.proof.sim.gateway.node import GatewayNode
 from oncegate.proof.sim.gateway.world import WORKLOADS, GatewayWorld
 
@@ -65,30 +64,6 @@ def gateway_plan(seed, workload, *, kinds=None, **fixed):
     return GatewayPlan(**{**fields, "settings": settings, "save_every": save_every}, workload=workload)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one run came to; ``findings`` are (check, text) pairs, the first one names the run's failure."""
-
-    plan: GatewayPlan
-    counts: Counter
-    trace_hash: str
-    findings: list = field(default_factory=list)
-    at: float = 0.0
-    history: list = field(default_factory=list)
-
-    @property
-    def failed(self):
-        return bool(self.findings)
-
-    @property
-    def checker(self):
-        return self.findings[0][0] if self.findings else None
-
-    @property
-    def text(self):
-        return self.findings[0][1] if self.findings else ""
-
-
 def run_plan(plan, *, node_type=GatewayNode, trace=None, watches=False, world_type=GatewayWorld):
     """Run one plan to its end and judge it; an error of the code under test is a finding named "crash".
 
@@ -96,15 +71,8 @@ def run_plan(plan, *, node_type=GatewayNode, trace=None, watches=False, world_ty
     engine.
     """
     world = world_type(plan, node_type=node_type, trace=trace, watches=watches)
-    stopped_by = []
-    with undisturbed():
-        try:
-            world.run()
-        except Violation as violation:
-            stopped_by = [(violation.checker, violation.text)]
-        except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
-            stopped_by = [("crash", where_raised(error))]
-    findings = judge(world, finished=not stopped_by) + stopped_by
+    stopped = stopped_by(world)
+    findings = judge(world, finished=not stopped) + stopped
     for node in world.nodes.values():
         node.alive = False
         node.forget()
