@@ -292,18 +292,41 @@ def acknowledges_what_it_drops() -> Bug:
     return handle
 
 
-def answers_a_run_with_its_last_commit() -> Bug:
+def in_requests(change: Callable[[dict[str, Any]], None]) -> Bug:
+    """Change each operation on its way to the node."""
+
+    async def handle(forward: Forward, sent: Sent) -> Got:
+        if not sent.operations:
+            return await forward(sent)
+        body = sent.json()
+        for operation in body["operations"]:
+            change(operation)
+        return await forward(sent.with_json(body)._replace(headers={**sent.headers, **JSON}))
+
+    return handle
+
+
+def in_answers(change: Callable[[list[dict[str, Any]]], None]) -> Bug:
+    """Change the results of operations on their way back."""
+
     async def handle(forward: Forward, sent: Sent) -> Got:
         got = await forward(sent)
         if not sent.operations or got.status != 200:
             return got
         body = got.json()
-        applied = [one for one in body["results"] if one["status"] == "applied"]
-        for one in applied[1:-1]:
-            one["commit"] = applied[-1]["commit"]
+        change(body["results"])
         return got.with_json(body)._replace(headers=JSON)
 
     return handle
+
+
+def answers_a_run_with_its_last_commit() -> Bug:
+    def change(results: list[dict[str, Any]]) -> None:
+        applied = [one for one in results if one["status"] == "applied"]
+        for one in applied[1:-1]:
+            one["commit"] = applied[-1]["commit"]
+
+    return in_answers(change)
 
 
 def answers_stale_reads() -> Bug:
@@ -322,54 +345,31 @@ def answers_stale_reads() -> Bug:
 
 
 def ignores_conditions() -> Bug:
-    async def handle(forward: Forward, sent: Sent) -> Got:
-        if sent.operations:
-            body = sent.json()
-            for operation in body["operations"]:
-                operation.pop("if", None)
-            sent = sent.with_json(body)
-        return await forward(sent)
-
-    return handle
-
-
-def in_transactions(change: Callable[[dict[str, Any]], None]) -> Bug:
-    """Change transactions on their way to the node."""
-
-    async def handle(forward: Forward, sent: Sent) -> Got:
-        if not sent.operations:
-            return await forward(sent)
-        body = sent.json()
-        for operation in body["operations"]:
-            if operation["op"] == "transaction":
-                change(operation)
-        return await forward(sent.with_json(body)._replace(headers={**sent.headers, **JSON}))
-
-    return handle
+    return in_requests(lambda operation: operation.pop("if", None))
 
 
 def ignores_conditions_of_transactions() -> Bug:
-    def change(transaction: dict[str, Any]) -> None:
-        transaction.pop("conditions", None)
-        for write in transaction["writes"]:
+    def change(operation: dict[str, Any]) -> None:
+        for write in operation.get("writes", ()):
             write.pop("if", None)
+        operation.pop("conditions", None)
 
-    return in_transactions(change)
+    return in_requests(change)
 
 
 def checks_no_floor() -> Bug:
-    def change(transaction: dict[str, Any]) -> None:
-        for write in transaction["writes"]:
+    def change(operation: dict[str, Any]) -> None:
+        for write in operation.get("writes", ()):
             write.pop("floor", None)
 
-    return in_transactions(change)
+    return in_requests(change)
 
 
 def applies_only_the_first_write_of_a_transaction() -> Bug:
-    def change(transaction: dict[str, Any]) -> None:
-        del transaction["writes"][1:]
+    def change(operation: dict[str, Any]) -> None:
+        del operation.get("writes", [])[1:]
 
-    return in_transactions(change)
+    return in_requests(change)
 
 
 def forgets_idempotency_keys() -> Bug:
@@ -388,20 +388,15 @@ def forgets_idempotency_keys() -> Bug:
 def hands_out_taken_rows_again() -> Bug:
     taken: list[Any] = []
 
-    async def handle(forward: Forward, sent: Sent) -> Got:
-        got = await forward(sent)
-        if not sent.operations or got.status != 200:
-            return got
-        body = got.json()
-        for result in body["results"]:
+    def change(results: list[dict[str, Any]]) -> None:
+        for result in results:
             write = (result.get("writes") or [{}])[-1]
             if write.get("rows"):
                 taken[:] = write["rows"]
             elif "rows" in write and taken:
                 write["rows"] = taken
-        return got.with_json(body)._replace(headers=JSON)
 
-    return handle
+    return in_answers(change)
 
 
 def says_sealed_without_asking() -> Bug:
@@ -531,48 +526,36 @@ def calls_rows_of_a_damaged_block_absent() -> Bug:
     return handle
 
 
+class Retold(StreamBug):
+    """Tells other changes in place of those of an event."""
+
+    def __init__(self, retell: Callable[[Any], list[Any]]) -> None:
+        self._retell = retell
+
+    def told(self, event: bytes) -> list[bytes]:
+        head, _, data = event.partition(b"data: ")
+        if b"event: changes" not in head:
+            return [event]
+        return [head + b"data: " + json.dumps(one).encode() + b"\n\n" for one in self._retell(json.loads(data))]
+
+
+def _later(told: Any) -> Any:
+    """The same changes, each at the next commit number."""
+    changes = [{**change, "commit": change["commit"] + 1} for change in told["changes"]]
+    return {**told, "commit": told["commit"] + 1, "changes": changes}
+
+
 def tells_a_change_twice() -> Bug:
-    class Repeats(StreamBug):
-        def __init__(self) -> None:
-            self.number = count(1)
-
-        def told(self, event: bytes) -> list[bytes]:
-            if b"event: changes" not in event or next(self.number) % 5:
-                return [event]
-            head, data = event.split(b"data: ")
-            changes = json.loads(data)
-            for change in changes["changes"]:
-                change["commit"] += 1
-            changes["commit"] += 1
-            return [event, head + b"data: " + json.dumps(changes).encode() + b"\n\n"]
-
-    return Repeats()
+    number = count(1)
+    return Retold(lambda told: [told] if next(number) % 5 else [told, _later(told)])
 
 
 def tells_an_end_twice() -> Bug:
-    class Repeats(StreamBug):
-        def told(self, event: bytes) -> list[bytes]:
-            head, _, data = event.partition(b"data: ")
-            if b'"cause"' not in data:
-                return [event]
-            again = json.loads(data)
-            for change in [*again["changes"], again]:
-                change["commit"] += 1
-            return [event, head + b"data: " + json.dumps(again).encode() + b"\n\n"]
-
-    return Repeats()
+    return Retold(lambda told: [told, _later(told)] if '"cause"' in json.dumps(told) else [told])
 
 
 def tells_a_transaction_in_parts() -> Bug:
-    class Splits(StreamBug):
-        def told(self, event: bytes) -> list[bytes]:
-            head, _, data = event.partition(b"data: ")
-            if b"event: changes" not in head:
-                return [event]
-            apart = [{"commit": one["commit"], "changes": [one]} for one in json.loads(data)["changes"]]
-            return [head + b"data: " + json.dumps(one).encode() + b"\n\n" for one in apart]
-
-    return Splits()
+    return Retold(lambda told: [{"commit": one["commit"], "changes": [one]} for one in told["changes"]])
 
 
 CASES: list[tuple[Callable[[], Bug], str, str]] = [
