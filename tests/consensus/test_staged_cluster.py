@@ -11,7 +11,7 @@ from oncegate.consensus.core.replication import FULL_PAUSE_S
 from oncegate.consensus.messages import Ack, Append
 from oncegate.proof.sim.engine.checkers import LinearizableReads
 from oncegate.proof.sim.engine.engine_node import EngineNode
-from oncegate.proof.sim.engine.faults import DEFAULT_MIX, PowerLoss
+from oncegate.proof.sim.engine.faults import DEFAULT_MIX, REGISTRY
 from oncegate.proof.sim.engine.plan import make_plan
 from oncegate.proof.sim.engine.run import run_plan, staged
 from oncegate.proof.sim.engine.stage import calm
@@ -83,7 +83,7 @@ def test_acknowledged_entries_survive_power_loss_of_all_nodes(seed):
             needed, spare = rng.sample(stage.others(leader.name), 2)
             stage.connect((leader.name, needed))
             stage.acknowledged(20)
-            PowerLoss.apply(stage.world, needed, rng.randint(1, 9), (0.1, 0.1, 0.1))
+            REGISTRY["power loss"].strike(stage.world, needed, rng.randint(1, 9), (0.1, 0.1, 0.1))
             stage.until(lambda losses=losses: stage.world.counts["power losses"] == 3 * losses)
             stage.connect((needed, spare))
             stage.until(lambda: all(node.alive for node in stage.world.nodes.values()))

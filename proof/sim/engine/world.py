@@ -176,7 +176,7 @@ class World:
     def _strike(self, fault):
         self.note("fault", fault.number, fault.kind, *fault.args)
         self.counts["faults"] += 1
-        REGISTRY[fault.kind].apply(self, *fault.args)
+        REGISTRY[fault.kind].strike(self, *fault.args)
 
     # -- what faults ask --------------------------------------------------------------------------------
 
