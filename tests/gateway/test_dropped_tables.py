@@ -18,37 +18,21 @@ from oncegate.gateway.machine.state.restore import all_cells
 from oncegate.gateway.machine.tables import TABLES_EVER_MAX, TABLES_MAX
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
+from tests.gateway.machine_log import MachineLog, put
 from tests.gateway.state_harness import Fed
 
 QUOTA = 1 << 30
 
 
-class Log:
-    """A machine in memory, entry by entry."""
-
+class Log(MachineLog):
     def __init__(self) -> None:
-        self.machine = Machine()
-        self.index = 0
-        self.sequence = 0
-        self.do(c.OpenSession("n", 3_600_000, 512))
-
-    def do(self, *commands: c.Command) -> list[Any]:
-        self.index += 1
-        return apply(self.machine, self.index, 1, c.encode_entry(0, list(commands)))
+        super().__init__(c.OpenSession("n", 3_600_000, 512))
 
     def declare(self, name: str = "t", kind: str = "resident") -> None:
-        (table,) = self.do(c.DeclareTable(name, kind, QUOTA))
-        assert not isinstance(table, OncegateError), table
-
-    def put(self, key: str, table: str = "t", value: bytes = b"1") -> Any:
-        self.sequence += 1
-        number = SequenceNumber(self.sequence)
-        op = c.Op(number, c.OpKind.PUT, table, key, Fingerprint(self.sequence), value)
-        return self.do(c.Operate(1, 1, number, [op]))[0].verdicts[0]
+        self.done(c.DeclareTable(name, kind, QUOTA))  # type: ignore[arg-type]
 
     def drop(self, name: str = "t", incarnation: int = 1, *, force: bool = False) -> Any:
-        (result,) = self.do(c.DropTable(name, incarnation, force))
-        return result
+        return self.one(c.DropTable(name, incarnation, force))
 
     def sweep(self) -> int:
         steps = 0
@@ -85,10 +69,10 @@ def test_rows_stand_in_the_way_unless_it_is_forced_and_go_a_few_in_each_entry(mo
     log = Log()
     log.declare()
     for n in range(10):
-        log.put(f"k{n}")
+        log.write(f"k{n}")
     refused(log.drop(), Code.CONFLICT, "10 rows: delete them, or force it")
     assert log.drop(force=True) == Dropped("t", 1)
-    assert log.put("k1").refusal.code is Code.NOT_FOUND
+    assert log.write("k1").refusal.code is Code.NOT_FOUND
     (again,) = log.do(c.DeclareTable("t", "resident", QUOTA))
     refused(again, Code.OVERLOADED, "table t is being dropped: 10 rows are left")
     assert again.retryable
@@ -110,15 +94,14 @@ def test_entry_that_removes_rows_of_a_dropped_table_tells_of_all_else_that_it_ch
     log.declare()
     log.declare("other")
     for n in range(10):
-        log.put(f"k{n}")
+        log.write(f"k{n}")
     log.drop(force=True)
     for swept in ("k3", "k7"):
         commands: list[c.Command] = []
         for key in ("a", "b"):
-            log.sequence += 1
-            number = SequenceNumber(log.sequence)
-            op = c.Op(number, c.OpKind.PUT, "other", key, Fingerprint(log.sequence), b"1")
-            commands.append(c.Operate(1, 1, number, [op]))
+            log.numbers[1] += 1
+            number = SequenceNumber(log.numbers[1])
+            commands.append(c.Operate(1, 1, number, [put(number, key=key, table="other")]))
         commands.insert(at, c.SweepTables())
         assert log.do(*commands)[at] == 4
         assert [one[2:4] for one in each_change(log.machine.changes)] == [("other", "a"), ("other", "b")]
@@ -130,7 +113,7 @@ def test_large_rows_go_fewer_in_each_entry(monkeypatch: pytest.MonkeyPatch) -> N
     log = Log()
     log.declare()
     for n in range(6):
-        log.put(f"k{n}", value=b"1234567890")
+        log.write(f"k{n}", value=b"1234567890")
     log.drop(force=True)
     assert log.sweep() == 3
 
@@ -153,19 +136,19 @@ def test_flow_of_another_table_stays_when_the_resident_table_that_has_its_name_i
     for name in ("t", "other"):
         log.declare(name)
     log.do(c.DeclareFlow(b'{"name":"t","source":"other"}'))
-    log.put("k", "other")
+    log.write("k", table="other")
     assert log.drop("t") == Dropped("t", 1)
     flow = log.machine.flows.find("t")
     assert flow is not None
     assert flow.segment.items == 1
-    log.put("l", "other")
+    log.write("l", table="other")
     assert flow.segment.items == 2
 
 
 def test_stream_table_goes_with_its_own_flow_whose_numbers_are_not_given_out_again() -> None:
     log = Log()
     log.declare("s", "stream")
-    log.put("k", "s")
+    log.write("k", table="s")
     refused(log.drop("s", 1), Code.CONFLICT, "rows that its flow retains")
     log.do(c.Seal("s", 1))
     log.do(c.Attach("s", "mail", "one"))
@@ -197,18 +180,8 @@ def test_result_that_was_recorded_is_replayed_after_its_table_is_gone() -> None:
 def test_rows_that_end_go_with_their_table_and_are_not_looked_for_afterwards() -> None:
     log = Log()
     log.declare()
-    for number, (key, ttl_ms, bound) in enumerate((("a", 1_000, False), ("b", 0, True), ("c", 1_000, True)), 1):
-        log.sequence = number
-        write = c.Op(
-            SequenceNumber(number),
-            c.OpKind.PUT,
-            "t",
-            key,
-            Fingerprint(number),
-            b"1",
-            options=c.Options(ttl_ms=ttl_ms, bound=bound),
-        )
-        log.do(c.Operate(1, 1, SequenceNumber(number), [write]))
+    for key, ttl_ms, bound in (("a", 1_000, False), ("b", 0, True), ("c", 1_000, True)):
+        log.write(key, ttl_ms=ttl_ms, bound=bound)
     assert len(log.machine.ends) == 3
     log.drop(force=True)
     assert log.do(c.CloseSession(1, 1)) == [None] or not log.machine.sessions.get(1)
@@ -219,20 +192,19 @@ def test_rows_that_end_go_with_their_table_and_are_not_looked_for_afterwards() -
 def test_rows_of_a_dropped_table_whose_time_is_over_are_not_found_due_again_before_it_is_swept() -> None:
     log = Log()
     log.declare()
-    write = c.Op(SequenceNumber(1), c.OpKind.PUT, "t", "a", Fingerprint(1), b"1", options=c.Options(ttl_ms=1_000))
-    log.do(c.Operate(1, 1, SequenceNumber(1), [write]))
+    log.write("a", ttl_ms=1_000)
     log.drop(force=True)
     machine, later = log.machine, 2_000
     due = machine.ends.due(later, c.END_MAX)
     assert due
-    apply(machine, log.index + 1, 1, c.encode_entry(later, [c.EndRows(due)]))
+    log.do(c.EndRows(due), at_ms=later)
     assert not machine.ends.due(later, c.END_MAX), "a leader would propose them for ever"
 
 
 def test_tables_have_a_bound_also_over_the_life_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     log.declare("first")
-    log.put("k", "first")
+    log.write("k", table="first")
     log.drop("first", force=True)
     for n in range(TABLES_MAX - 1):
         log.declare(f"t{n}")

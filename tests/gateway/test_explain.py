@@ -25,7 +25,6 @@ from oncegate.gateway.explain.memory import (
 from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.local.cluster import LocalCluster
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.ordering import in_columns
 from oncegate.gateway.machine.results import AppliedPart, Operated, Ranged
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
@@ -33,7 +32,8 @@ from oncegate.rifl.range_rule import RefusedPart, ReplayPart
 from tests.conftest import Api, each_node
 from tests.gateway.http_contract import assert_problem, declare, put, send_range
 from tests.gateway.logs import apart, told
-from tests.gateway.test_machine_ranges import machine, range_of, single
+from tests.gateway.machine_log import MachineLog
+from tests.gateway.test_machine_ranges import range_of, single, started
 from tests.gateway.test_takes import take
 from tests.gateway.test_transactions import put as put_row
 from tests.gateway.test_transactions import transaction
@@ -42,27 +42,22 @@ Saying = tuple[int, int, str, int]
 """Entry, sequence number, what was said, commit number."""
 
 
-class Told:
+class Told(MachineLog):
     """A machine whose every attempt is kept, with the verdict that its caller got."""
 
     def __init__(self) -> None:
-        self.machine = machine()
-        self.verdicts = VerdictLog(entries_max=64)
-        self.entries: list[bytes] = []
+        super().__init__()
         self.said: dict[int, list[Saying]] = {1: [], KEYS_CLIENT: []}
+        self.machine = started().machine
+        self.verdicts = VerdictLog(entries_max=64)
 
     def apply(self, *commands: c.Command) -> None:
-        entry = c.encode_entry(0, list(commands))
-        self.entries.append(entry)
-        index = len(self.entries)
-        commit = self.machine.commit
-        results = apply(self.machine, index, 1, entry)
-        self.verdicts.applied(index, commit, results)
+        results = self.do(*commands)
         for command, result in zip(commands, results, strict=True):
             # Session 9 does not exist: what it sends takes no commit number, and is not found under another's ids.
             client_id = KEYS_CLIENT if isinstance(command, c.Keyed) else getattr(command, "client_id", 0)
             if client_id in self.said:
-                self.said[client_id] += [(index, *verdict) for verdict in _verdicts(result)]
+                self.said[client_id] += [(self.at, *verdict) for verdict in _verdicts(result)]
 
     def explained(self, sequence: int, client_id: int = 1) -> list[Saying]:
         search = Search(OfRequest(client_id, sequence), self.verdicts)

@@ -11,7 +11,6 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import idempotency_keys, levels, operations
 from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.machine import Machine, Origin
-from oncegate.gateway.machine.results import Operated
 from oncegate.gateway.machine.row_ends import Life
 from oncegate.gateway.machine.row_rule import Remembered
 from oncegate.gateway.machine.rows import DictRows, StoredRow
@@ -22,71 +21,18 @@ from oncegate.rifl.errors import Code, InvariantViolation, OncegateError
 from oncegate.rifl.ids import ID_MAX, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_records import MemoryKeys
 from oncegate.rifl.range_rule import NewPart
-from oncegate.rifl.rule import EXECUTE, OpVerdict
+from oncegate.rifl.rule import EXECUTE
 from tests.gateway.logs import told
+from tests.gateway.machine_log import QUOTA, MachineLog, answer_of, increment, op, put
 from tests.gateway.test_row_moves import told as items_of
-
-QUOTA = 1 << 20
-
-
-def answer_of(verdict: OpVerdict) -> Any:
-    """Return the code of a refusal, else (commit, result, replayed)."""
-    _, code, record, replayed = told(verdict)
-    assert (code is None) != (record is None)
-    return code if record is None else (record.commit, record.result, replayed)
-
-
-class Log:
-    """A machine and the log that feeds it."""
-
-    def __init__(self, machine: Machine | None = None) -> None:
-        self.machine = machine or Machine()
-        self.entries: list[bytes] = []
-        self.now = 0
-
-    def do(self, *commands: c.Command, at: int | None = None) -> list[Any]:
-        self.now = self.now if at is None else at
-        entry = c.encode_entry(self.now, list(commands))
-        self.entries.append(entry)
-        return apply(self.machine, len(self.entries), 1, entry)
-
-    def ops(self, *ops: c.Op, client: int = 1, epoch: int = 1, fi: int = 1, at: int | None = None) -> Operated:
-        [result] = self.do(c.Operate(client, epoch, fi, list(ops)), at=at)
-        assert isinstance(result, Operated)
-        return result
-
-    def one(self, op: c.Op, **how: int) -> Any:
-        """Return the code of a refusal, else (commit, result, replayed)."""
-        [verdict] = self.ops(op, **how).verdicts
-        assert told(verdict)[0] == op.sequence
-        return answer_of(verdict)
-
-    def value(self, key: str, table: str = "t") -> Any:
-        row = self.machine.tables[table].rows.get(key)
-        return None if row is None else msgspec.json.decode(row.value)
-
-
-def op(sequence: int, kind: c.OpKind, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
-    draft = c.Op(sequence, int(kind), table, key, 0, **fields)
-    return msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
-
-
-def put(sequence: int, value: Any = 1, key: str = "k", *, table: str = "t", **fields: Any) -> c.Op:
-    return op(sequence, c.OpKind.PUT, key, table=table, value=msgspec.json.encode(value), **fields)
-
-
-def increment(sequence: int, by: int = 1, key: str = "n", **fields: Any) -> c.Op:
-    return op(sequence, c.OpKind.INCREMENT, key, by=by, **fields)
 
 
 def session(nonce: str = "a", lease_ms: int = 10_000, window: int = 8) -> c.OpenSession:
     return c.OpenSession(nonce, lease_ms, window)
 
 
-def started(**how: Any) -> Log:
-    log = Log()
-    log.do(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("s", "stream", QUOTA), session(**how))
-    return log
+def started(**how: Any) -> MachineLog:
+    return MachineLog(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("s", "stream", QUOTA), session(**how))
 
 
 History = list[tuple[int, int, str]]
@@ -108,7 +54,7 @@ HISTORIES: dict[str, History] = {
 def test_stream_table_takes_in_the_log_what_it_takes_at_the_edge(kind: str, code: str | None) -> None:
     log = started()
     before = state_digest(log.machine)
-    told = log.one(op(1, c.OpKind[kind], table="s", value=b"1", by=1))
+    told = log.answer(op(1, c.OpKind[kind], table="s", value=b"1", by=1))
     assert told == ((1, None, False) if code is None else Code[code])
     assert code is None or state_digest(log.machine) == before
 
@@ -166,18 +112,18 @@ def test_each_operation_of_a_history_runs_once_and_is_answered_as_its_case_says(
 def test_other_payload_under_the_same_id_changes_nothing() -> None:
     """Case 2: for each part of the payload."""
     log = started()
-    log.one(put(1, "old"))
+    log.answer(put(1, "old"))
     others = (put(1, "new"), put(1, "old", "k2"), put(1, "old", table="s"), increment(1, 1, "k"))
     for other in (*others, op(1, c.OpKind.DELETE)):
-        assert log.one(other) is Code.PAYLOAD_MISMATCH
+        assert log.answer(other) is Code.PAYLOAD_MISMATCH
     assert (log.value("k"), log.machine.commit) == ("old", 1)
 
 
 def test_another_session_never_gets_this_ones_result() -> None:
     log = started()
     log.do(session("b"))
-    log.one(increment(1, 5))
-    assert log.one(increment(1, 5), client=2) == (2, Remembered(None, 2, b"10"), False)
+    log.answer(increment(1, 5))
+    assert log.answer(increment(1, 5), client=2) == (2, Remembered(None, 2, b"10"), False)
 
 
 def test_both_attempts_in_one_entry_or_one_request_apply_once() -> None:
@@ -196,17 +142,17 @@ def test_window_is_full_until_acks_come() -> None:
     """Case 7."""
     log = started(window=2)
     assert [told(v)[1] for v in log.ops(put(1), put(2), put(3)).verdicts] == [None, None, Code.WINDOW_FULL]
-    assert log.one(put(3), fi=2) == (3, None, False)
+    assert log.answer(put(3), fi=2) == (3, None, False)
 
 
 @pytest.mark.parametrize("fi", [11, 2**53 - 1, 2**64 - 1])
 def test_absurd_first_incomplete_is_refused_and_changes_nothing(fi: int) -> None:
     """Case 8."""
     log = started()
-    log.one(put(1))
+    log.answer(put(1))
     before = state_digest(log.machine)
-    assert log.one(put(2), fi=fi) is Code.BAD_ACK
-    assert log.one(put(2**64 - 1), fi=fi) is Code.BAD_ACK
+    assert log.answer(put(2), fi=fi) is Code.BAD_ACK
+    assert log.answer(put(2**64 - 1), fi=fi) is Code.BAD_ACK
     assert state_digest(log.machine) == before
 
 
@@ -214,23 +160,23 @@ def test_after_the_lease_new_is_refused_and_old_is_replayed() -> None:
     """Cases 13 and 14; nothing revives the lease, and the ack of a replay is processed."""
     log = started(lease_ms=1_000)
     log.ops(put(1), put(2), put(3))
-    assert log.one(put(4), at=1_001) is Code.SESSION_EXPIRED
-    assert log.one(put(2), fi=2) == (2, None, True)
+    assert log.answer(put(4), at_ms=1_001) is Code.SESSION_EXPIRED
+    assert log.answer(put(2), fi=2) == (2, None, True)
     assert log.ops(put(2)).memory_ms == 0
-    assert log.one(put(1)) is Code.STALE
+    assert log.answer(put(1)) is Code.STALE
     assert log.machine.sessions.get(1).ends_ms == 1_000  # type: ignore[union-attr]
 
 
 def test_delayed_retry_after_the_reap_is_never_new() -> None:
     """Case 15."""
     log = started(lease_ms=1_000)
-    log.one(increment(1))
-    assert log.do(c.Reap([1]), at=1_001) == [([], 1)]
-    assert log.one(increment(1)) is Code.SESSION_EXPIRED
-    assert log.one(increment(2)) is Code.SESSION_EXPIRED
-    assert log.one(increment(2), fi=3) is Code.BAD_ACK
+    log.answer(increment(1))
+    assert log.do(c.Reap([1]), at_ms=1_001) == [([], 1)]
+    assert log.answer(increment(1)) is Code.SESSION_EXPIRED
+    assert log.answer(increment(2)) is Code.SESSION_EXPIRED
+    assert log.answer(increment(2), fi=3) is Code.BAD_ACK
     log.do(session())
-    assert log.one(increment(1)) is Code.SESSION_EXPIRED, "the same nonce gives another id"
+    assert log.answer(increment(1)) is Code.SESSION_EXPIRED, "the same nonce gives another id"
     assert log.value("n") == 1
 
 
@@ -238,12 +184,12 @@ def test_delayed_retry_after_the_reap_is_never_new() -> None:
 def test_log_order_decides_between_renewal_and_reap(renewal_first: bool) -> None:
     """Case 16."""
     log = started(lease_ms=1_000)
-    log.do(at=1_000)
+    log.do(at_ms=1_000)
     if renewal_first:
         log.do(c.RenewSession(1, 1))
-        assert log.do(c.Reap([1]), at=1_001) == [([], 0)]
+        assert log.do(c.Reap([1]), at_ms=1_001) == [([], 0)]
     else:
-        assert log.do(c.Reap([1]), at=1_001) == [([], 1)]
+        assert log.do(c.Reap([1]), at_ms=1_001) == [([], 1)]
         [late] = log.do(c.RenewSession(1, 1))
         assert late.code is Code.SESSION_EXPIRED
 
@@ -251,14 +197,14 @@ def test_log_order_decides_between_renewal_and_reap(renewal_first: bool) -> None
 def test_reap_of_live_unknown_or_repeated_sessions_is_harmless() -> None:
     log = started(lease_ms=1_000)
     assert log.do(c.Reap([1, 2, ID_MAX]), c.Reap([])) == [([], 0)] * 2
-    assert log.do(c.Reap([1, 1]), c.Reap([1]), at=1_001) == [([], 1), ([], 0)]
+    assert log.do(c.Reap([1, 1]), c.Reap([1]), at_ms=1_001) == [([], 1), ([], 0)]
 
 
 def test_stamp_that_jumps_back_stalls_cluster_time() -> None:
     """Case 18."""
     log = started()
-    log.do(at=5_000)
-    log.do(c.RenewSession(1, 1), at=1_000)
+    log.do(at_ms=5_000)
+    log.do(c.RenewSession(1, 1), at_ms=1_000)
     assert log.machine.time_ms == 5_000
     assert log.machine.sessions.get(1).ends_ms == 15_000  # type: ignore[union-attr]
 
@@ -266,7 +212,7 @@ def test_stamp_that_jumps_back_stalls_cluster_time() -> None:
 def test_open_retried_is_the_same_session_with_its_records() -> None:
     """Case 28."""
     log = started()
-    log.one(put(1))
+    log.answer(put(1))
     [again, other] = log.do(session(), session("b"))
     assert (again.client_id, again.existed, again.highest) == (1, True, 1)
     assert (other.client_id, other.existed) == (2, False)
@@ -275,14 +221,14 @@ def test_open_retried_is_the_same_session_with_its_records() -> None:
 def test_older_epoch_is_fenced_and_the_new_owner_resumes() -> None:
     """Cases 29 and 30."""
     log = started()
-    log.one(increment(1))
+    log.answer(increment(1))
     [taken] = log.do(c.TakeOver(1, "b"))
     assert (taken.epoch, taken.first_incomplete, taken.highest) == (2, 1, 1)
-    assert log.one(increment(1)) is Code.FENCED
-    assert log.one(increment(2)) is Code.FENCED
+    assert log.answer(increment(1)) is Code.FENCED
+    assert log.answer(increment(2)) is Code.FENCED
     assert log.do(c.RenewSession(1, 1), c.CloseSession(1, 1))[1].code is Code.FENCED
-    assert log.one(increment(1), epoch=2)[2], "the old owner's outcome can still be asked for"
-    assert log.one(increment(2), epoch=2) == (2, Remembered(None, 2, b"2"), False)
+    assert log.answer(increment(1), epoch=2)[2], "the old owner's outcome can still be asked for"
+    assert log.answer(increment(2), epoch=2) == (2, Remembered(None, 2, b"2"), False)
 
 
 @pytest.mark.parametrize("ranged_first", [True, False])
@@ -322,7 +268,7 @@ def test_session_is_announced_before_it_changes_so_that_a_save_keeps_what_it_was
     images: dict[int, str] = {}
     machine.before_change = lambda client: images.setdefault(client, image_of(machine, client))
     before = image_of(machine, 1)
-    log.do(command, at=1_001 if isinstance(command, c.Reap) else 1)
+    log.do(command, at_ms=1_001 if isinstance(command, c.Reap) else 1)
     assert machine.touched == set(images) == {2 if command == session("new") else 1}
     assert images.get(1, before) == before
     assert any(image_of(machine, client) != image for client, image in images.items()) or 2 in images
@@ -337,23 +283,23 @@ def image_of(machine: Machine, client_id: int) -> str:
 def test_business_refusal_is_recorded_and_replayed_though_the_row_has_changed() -> None:
     """Case 31, first half."""
     log = started()
-    log.one(put(1, "ann"))
-    refused = log.one(put(2, "bob", test=int(c.Test.ABSENT)))
+    log.answer(put(1, "ann"))
+    refused = log.answer(put(2, "bob", test=int(c.Test.ABSENT)))
     assert refused == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), False)
-    log.one(op(3, c.OpKind.DELETE))
-    assert log.one(put(2, "bob", test=int(c.Test.ABSENT))) == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), True)
+    log.answer(op(3, c.OpKind.DELETE))
+    assert log.answer(put(2, "bob", test=int(c.Test.ABSENT))) == (2, Remembered("CONDITION_FAILED", 1, b'"ann"'), True)
     assert log.value("k") is None
 
 
 def test_refusal_that_may_pass_is_not_recorded() -> None:
     """Case 31, second half: an unknown table, a full one."""
     log = started()
-    assert log.one(put(1, table="later")) is Code.NOT_FOUND
+    assert log.answer(put(1, table="later")) is Code.NOT_FOUND
     log.do(c.DeclareTable("later", "resident", 1_024), c.DeclareTable("small", "resident", 10))
-    assert log.one(put(1, table="later")) == (1, None, False)
-    assert log.one(put(2, "x" * 20, table="small")) is Code.QUOTA
+    assert log.answer(put(1, table="later")) == (1, None, False)
+    assert log.answer(put(2, "x" * 20, table="small")) is Code.QUOTA
     log.do(c.DeclareTable("small", "resident", 1_000))
-    assert log.one(put(2, "x" * 20, table="small")) == (2, None, False)
+    assert log.answer(put(2, "x" * 20, table="small")) == (2, None, False)
 
 
 def test_rejected_operations_renew_nothing_and_acknowledge_nothing() -> None:
@@ -372,9 +318,9 @@ def test_session_over_its_bytes_is_refused_before_execution_until_it_acknowledge
         monkeypatch.setattr(f"{module}.RECORD_BYTES_MAX", 100)
     log = started()
     log.ops(increment(1), increment(2))
-    assert log.one(increment(3)) is Code.QUOTA
+    assert log.answer(increment(3)) is Code.QUOTA
     assert log.value("n") == 2
-    assert log.one(increment(3), fi=3)[0] == 3
+    assert log.answer(increment(3), fi=3)[0] == 3
 
 
 def test_mixed_request_applies_only_what_is_new_with_a_verdict_each() -> None:
@@ -397,23 +343,23 @@ def test_session_quota_refuses_the_new_and_leaves_the_live_alone() -> None:
     assert results[1].code is Code.QUOTA
     assert results[2].client_id == 1
     assert set(log.machine.trackers) == {1, 2}
-    assert log.one(put(1)) == (1, None, False)
+    assert log.answer(put(1)) == (1, None, False)
 
 
 def test_closed_session_drops_its_records_and_is_refused_for_ever() -> None:
     log = started()
-    log.one(put(1))
+    log.answer(put(1))
     assert log.do(c.CloseSession(1, 1)) == [([], 1)]
     assert not log.machine.trackers
-    assert log.one(put(1)) is Code.SESSION_EXPIRED
+    assert log.answer(put(1)) is Code.SESSION_EXPIRED
     assert log.do(c.CloseSession(1, 1)) == [([], 0)], "closing it twice is closing it"
     assert log.do(c.CloseSession(999, 1))[0].code is Code.SESSION_EXPIRED, "one that was never opened is none"
 
 
 def test_closing_a_session_whose_lease_has_ended_closes_it() -> None:
     log = started()
-    log.one(put(1))
-    assert log.do(c.CloseSession(1, 1), at=10**9) == [([], 1)]
+    log.answer(put(1))
+    assert log.do(c.CloseSession(1, 1), at_ms=10**9) == [([], 1)]
     assert log.machine.sessions.get(1) is None
 
 
@@ -427,14 +373,14 @@ def test_commit_numbers_are_dense_and_count_applied_operations_only() -> None:
 
 def test_operations_and_replays_extend_a_live_lease() -> None:
     log = started(lease_ms=1_000)
-    assert log.ops(put(1), at=900).memory_ms == 1_000
-    assert log.ops(put(1), at=1_800).memory_ms == 1_000
-    assert log.one(put(2), at=2_800) == (2, None, False)
+    assert log.ops(put(1), at_ms=900).memory_ms == 1_000
+    assert log.ops(put(1), at_ms=1_800).memory_ms == 1_000
+    assert log.answer(put(2), at_ms=2_800) == (2, None, False)
 
 
 def test_table_declared_again_changes_nothing_and_differently_is_a_conflict() -> None:
     log = started()
-    log.one(put(1))
+    log.answer(put(1))
     again, other = log.do(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("t", "stream", QUOTA))
     assert len(again.rows) == 1
     assert other.code is Code.CONFLICT
@@ -443,14 +389,14 @@ def test_table_declared_again_changes_nothing_and_differently_is_a_conflict() ->
 def test_table_quota_holds_and_deletes_make_room() -> None:
     log = started()
     log.do(c.DeclareTable("q", "resident", 1_000))
-    codes = [log.one(put(s, "x" * 90, f"k{s}", table="q")) for s in range(1, 8)]
+    codes = [log.answer(put(s, "x" * 90, f"k{s}", table="q")) for s in range(1, 8)]
     full = codes.index(Code.QUOTA)
     assert all(isinstance(code, tuple) for code in codes[:full])
     assert set(codes[full:]) == {Code.QUOTA}
     assert log.machine.tables["q"].bytes <= 1_000 + 300
-    log.one(op(10, c.OpKind.DELETE, "k1", table="q"), fi=8)
-    log.one(op(11, c.OpKind.DELETE, "k2", table="q"), fi=8)
-    assert isinstance(log.one(put(12, "x" * 90, table="q"), fi=8), tuple)
+    log.answer(op(10, c.OpKind.DELETE, "k1", table="q"), fi=8)
+    log.answer(op(11, c.OpKind.DELETE, "k2", table="q"), fi=8)
+    assert isinstance(log.answer(put(12, "x" * 90, table="q"), fi=8), tuple)
 
 
 def test_entry_of_another_version_stops_the_node_instead_of_being_guessed() -> None:
@@ -464,7 +410,7 @@ def count_with_retries() -> None:
     log = started(window=32)
     for sequence in range(1, 21):
         for sent in (sequence, max(1, sequence - 3), sequence):
-            log.one(increment(sent, sent))
+            log.answer(increment(sent, sent))
     assert log.value("n") == sum(range(1, 21))
     assert log.machine.commit == 20
 
@@ -481,7 +427,7 @@ def test_second_execution_stops_the_node_and_names_the_entry(
 ) -> None:
     """Whatever made the rule say EXECUTE of what is recorded, the record is not overwritten."""
     log = started()
-    log.one(increment(1))
+    log.answer(increment(1))
     monkeypatch.setattr(rule, "decide", lambda *how: EXECUTE)
     monkeypatch.setattr(operations, "decide_range", lambda *how: [NewPart(1, 1)])
     with pytest.raises(InvariantViolation, match=r"log entry 3 .*operations 1 to 1"):
@@ -491,32 +437,32 @@ def test_second_execution_stops_the_node_and_names_the_entry(
 def test_remembered_read_and_append_are_replayed_as_they_were() -> None:
     """A get is recorded as of its place in the log; an append never happens twice."""
     log = started()
-    log.one(put(1, [1]))
-    seen = log.one(op(2, c.OpKind.GET))
+    log.answer(put(1, [1]))
+    seen = log.answer(op(2, c.OpKind.GET))
     assert seen == (2, Remembered(None, 1, b"[1]"), False)
-    added = log.one(op(3, c.OpKind.APPEND, value=b"2"))
+    added = log.answer(op(3, c.OpKind.APPEND, value=b"2"))
     assert added == (3, None, False)
-    assert log.one(op(2, c.OpKind.GET)) == (*seen[:2], True)
-    assert log.one(op(3, c.OpKind.APPEND, value=b"2")) == (*added[:2], True)
-    assert log.one(op(3, c.OpKind.APPEND, value=b"3")) is Code.PAYLOAD_MISMATCH
+    assert log.answer(op(2, c.OpKind.GET)) == (*seen[:2], True)
+    assert log.answer(op(3, c.OpKind.APPEND, value=b"2")) == (*added[:2], True)
+    assert log.answer(op(3, c.OpKind.APPEND, value=b"3")) is Code.PAYLOAD_MISMATCH
     assert log.value("k") == [1, 2]
 
 
 def test_result_over_the_limit_is_refused_before_execution_and_not_recorded() -> None:
     """Case 32: the number stays free."""
     log = started()
-    log.one(put(1, "x" * c.RESULT_BYTES_MAX))
-    assert log.one(op(2, c.OpKind.GET)) is Code.PAYLOAD_TOO_LARGE
+    log.answer(put(1, "x" * c.RESULT_BYTES_MAX))
+    assert log.answer(op(2, c.OpKind.GET)) is Code.PAYLOAD_TOO_LARGE
     assert log.machine.commit == 1
-    assert log.one(put(2, "short")) == (2, None, False)
+    assert log.answer(put(2, "short")) == (2, None, False)
 
 
 def test_flow_of_a_resident_table_has_the_appended_list_and_no_reads() -> None:
     log = started()
     log.do(c.DeclareFlow(b'{"name":"f","source":"t"}'))
-    log.one(op(1, c.OpKind.APPEND, value=b"1"))
-    log.one(op(2, c.OpKind.GET))
-    log.one(op(3, c.OpKind.APPEND, value=b"2"))
+    log.answer(op(1, c.OpKind.APPEND, value=b"1"))
+    log.answer(op(2, c.OpKind.GET))
+    log.answer(op(3, c.OpKind.APPEND, value=b"2"))
     run = log.machine.flows.get("f").segment.run_view()
     assert list(zip(run.commits, run.values, strict=True)) == [(1, b"[1]"), (3, b"[1,2]")]
 
@@ -525,7 +471,7 @@ def test_another_tenant_gets_neither_result_nor_execution_nor_session() -> None:
     """Case 3: whatever it sends under the client id, and whatever nonce it guesses."""
     log = started()
     log.do(c.OpenSession("a", 10_000, 8, "bob"))
-    log.one(increment(1, 5))
+    log.answer(increment(1, 5))
     before = log.machine.trackers[1].dump(), [s.ends_ms for s in log.machine.sessions]
     ranged = c.Range(1, 1, 1, "s", 5, b"\0" * 16, b"", "bob")
     results = log.do(
@@ -536,7 +482,7 @@ def test_another_tenant_gets_neither_result_nor_execution_nor_session() -> None:
         c.Resolve(1, 1, 0, 1, "bob"),
         c.Resolve(1, 3, 1, 2, "bob"),
         c.CloseSession(1, 1, "bob"),
-        at=500,
+        at_ms=500,
     )
     assert [told(verdict)[1:3] for verdict in results[0].verdicts] == [(Code.FORBIDDEN, None)] * 2
     assert [part.refusal.code for part in results[1].parts] == [Code.FORBIDDEN]
@@ -566,9 +512,9 @@ def test_new_machine_has_nothing_but_what_it_is_given() -> None:
 
 def test_tables_have_the_rows_that_are_made_for_their_number() -> None:
     made: dict[int, DictRows] = {}
-    log = Log(Machine(lambda number: made.setdefault(number, DictRows())))
+    log = MachineLog(machine=Machine(lambda number: made.setdefault(number, DictRows())))
     log.do(c.DeclareTable("t", "resident", QUOTA), c.DeclareTable("u", "resident", QUOTA), session())
-    log.one(put(1, table="u"))
+    log.answer(put(1, table="u"))
     assert [len(made[number]) for number in (0, 1)] == [0, 1]
     assert log.machine.tables["u"].rows is made[1]
 
@@ -579,7 +525,7 @@ def test_entry_tells_of_its_own_changes_alone_and_of_what_it_joined_itself() -> 
     log.do(c.Operate(1, 1, 1, [c.Transaction(2, 0, [], writes)]))
     changes, joined = log.machine.changes, log.machine.joined
     assert ([change[:2] for change in changes], joined) == ([(1, 2), (2, 2)], [(1, 2)])
-    log.one(put(3))
+    log.answer(put(3))
     assert ([change[:2] for change in changes], joined) == ([(3, 3)], [])
     log.do()
     assert (log.machine.changes, log.machine.joined) == ([], [])
@@ -588,16 +534,16 @@ def test_entry_tells_of_its_own_changes_alone_and_of_what_it_joined_itself() -> 
 
 def test_adopted_state_is_seen_by_everyone_who_holds_the_machine() -> None:
     holder, other = started(), started(nonce="other")
-    other.one(put(1, "adopted"))
+    other.answer(put(1, "adopted"))
     digest, tables = state_digest(other.machine), other.machine.tables
     holder.machine.adopt(other.machine)
     assert state_digest(holder.machine) == digest
     assert holder.machine.tables is tables
-    assert (holder.value("k"), holder.one(put(2, "next"))) == ("adopted", (2, None, False))
+    assert (holder.value("k"), holder.answer(put(2, "next"))) == ("adopted", (2, None, False))
 
 
 def test_level_rises_never_falls_and_one_that_this_build_does_not_know_stops_the_machine() -> None:
-    log = Log()
+    log = MachineLog()
     assert (levels.FIRST, log.machine.level) == (1, 1)
     assert log.do(c.RaiseLevel(1), c.RaiseLevel(levels.NEWEST), c.RaiseLevel(1)) == [1, levels.NEWEST, levels.NEWEST]
     with pytest.raises(InvariantViolation, match=r"log entry 2 .*start this node with the build of the others"):
@@ -634,7 +580,7 @@ def test_error_of_an_operation_is_a_fault_and_no_refusal_of_its_request(
 def test_row_that_no_commit_follows_is_never_told_or_remembered(kind: c.OpKind, together: bool) -> None:
     """A read, a condition that does not hold and a row that is no list see it as well as a write."""
     log = started()
-    log.one(increment(1))
+    log.answer(increment(1))
     table = log.machine.tables["t"]
     [(key, row)] = table.rows.items()
     table.rows.put(key, StoredRow(CommitNumber(500), row.value), row)

@@ -24,15 +24,18 @@ from oncegate.rifl.range_rule import RefusedPart
 from oncegate.rifl.resolve_rule import Fate
 from oncegate.rifl.rule import Refusal
 from tests.gateway.logs import told
-from tests.gateway.test_machine import Log, increment, op, put, session, started
+from tests.gateway.machine_log import MachineLog, increment, op, put
+from tests.gateway.test_machine import session, started
 
 HOUR = 3_600_000
 
 
-def keyed(log: Log, *ops: tuple[str, c.Op], at: int | None = None, named_ms: int = NO_TIME, tenant: str = "") -> Any:
+def keyed(
+    log: MachineLog, *ops: tuple[str, c.Op], at_ms: int | None = None, named_ms: int = NO_TIME, tenant: str = ""
+) -> Any:
     """Return a verdict per operation: the code of a refusal, else (number, commit, value, replayed)."""
     command = c.Keyed(HOUR, [c.KeyedOp(key, named_ms, operation) for key, operation in ops], tenant)
-    [result] = log.do(command, at=at)
+    [result] = log.do(command, at_ms=at_ms)
     assert isinstance(result, Operated)
     return [
         code if record is None else (number, record.commit, record.result and record.result.value, replayed)
@@ -52,11 +55,11 @@ def test_same_key_replays_and_another_payload_is_refused() -> None:
 @pytest.mark.parametrize("names", ["ab", "ba", "bc", "abac", "bac"])
 def test_memory_told_of_keys_is_that_of_the_one_forgotten_first(names: str) -> None:
     log = started()
-    keyed(log, ("a", put(0)), at=1_000)
+    keyed(log, ("a", put(0)), at_ms=1_000)
     command = c.Keyed(HOUR, [c.KeyedOp(name, NO_TIME, put(0)) for name in names])
-    [result] = log.do(command, at=3_000)
+    [result] = log.do(command, at_ms=3_000)
     assert result.memory_ms == HOUR - (2_000 if "a" in names else 0)
-    [late] = log.do(c.Keyed(HOUR, [c.KeyedOp("a", NO_TIME, put(0, 2))]), at=3_000)
+    [late] = log.do(c.Keyed(HOUR, [c.KeyedOp("a", NO_TIME, put(0, 2))]), at_ms=3_000)
     assert late.memory_ms == 0, "a key that was refused is not remembered"
 
 
@@ -98,10 +101,10 @@ def test_duplicates_in_one_request_or_one_entry_apply_once() -> None:
 def test_business_refusals_are_remembered_and_rejections_are_not() -> None:
     """Case 31."""
     log = started()
-    log.one(put(1, "x"))
+    log.answer(put(1, "x"))
     absent = put(0, "y", test=int(c.Test.ABSENT))
     assert keyed(log, ("a", absent)) == [(1, 2, b'"x"', False)]
-    log.one(op(2, c.OpKind.DELETE))
+    log.answer(op(2, c.OpKind.DELETE))
     assert keyed(log, ("a", absent)) == [(1, 2, b'"x"', True)]
     assert keyed(log, ("b", put(0, table="later"))) == [Code.NOT_FOUND]
     log.do(c.DeclareTable("later", "resident", 1 << 20))
@@ -110,13 +113,13 @@ def test_business_refusals_are_remembered_and_rejections_are_not() -> None:
 
 def test_key_is_remembered_for_its_lifetime_and_then_refused_where_it_names_a_time() -> None:
     log = started()
-    at = log.now + 5_000
-    assert keyed(log, ("plain", increment(0)), at=at) == [(1, 1, b"1", False)]
+    at = log.now_ms + 5_000
+    assert keyed(log, ("plain", increment(0)), at_ms=at) == [(1, 1, b"1", False)]
     assert keyed(log, ("named", increment(0)), named_ms=4_000) == [(2, 2, b"2", False)]
     assert keyed(log, ("future", increment(0)), named_ms=at + 1) == [Code.BAD_REQUEST]
     late = at + HOUR
-    assert keyed(log, ("plain", increment(0)), ("named", increment(0)), at=late)[1] == (2, 2, b"2", True)
-    log.do(c.ForgetKeys(), at=late + 1)
+    assert keyed(log, ("plain", increment(0)), ("named", increment(0)), at_ms=late)[1] == (2, 2, b"2", True)
+    log.do(c.ForgetKeys(), at_ms=late + 1)
     assert keyed(log, ("named", increment(0)), named_ms=4_000) == [Code.SESSION_EXPIRED]
     assert keyed(log, ("other", increment(0)), named_ms=at) == [Code.SESSION_EXPIRED]
     assert keyed(log, ("other", increment(0)), named_ms=at + 1) == [(3, 3, b"3", False)]
@@ -147,7 +150,7 @@ def test_flow_items_carry_the_request_id_that_the_key_was_mapped_to() -> None:
 def test_keys_whose_time_is_over_never_pile_up() -> None:
     log = started()
     for number in range(20):
-        keyed(log, (f"k{number}", put(0)), at=number * (HOUR + 1))
+        keyed(log, (f"k{number}", put(0)), at_ms=number * (HOUR + 1))
         assert len(log.machine.keys) <= 1
 
 
@@ -165,9 +168,11 @@ def test_execution_without_a_remembered_key_or_a_key_without_execution_raises(
         keyed(log, ("a", increment(0)))
 
 
-def resolved(log: Log, sequence: int, *, at: int | None = None, client: int = 1, epoch: int = 0, fi: int = 1) -> Any:
+def resolved(
+    log: MachineLog, sequence: int, *, at_ms: int | None = None, client: int = 1, epoch: int = 0, fi: int = 1
+) -> Any:
     """Return the fate, or the code of a refusal."""
-    [result] = log.do(c.Resolve(client, sequence, epoch, fi), at=at)
+    [result] = log.do(c.Resolve(client, sequence, epoch, fi), at_ms=at_ms)
     if isinstance(result, OncegateError):
         return result.code
     assert isinstance(result, Resolved)
@@ -194,7 +199,7 @@ def test_resolve_before_the_attempt_seals_and_after_it_returns_the_result() -> N
 def test_fate_of_a_number_that_a_successor_gave_out_again_is_its_own_and_the_fenced_owner_learns_none() -> None:
     """The first owner's write under 2 never arrived: only with its epoch it hears that it may not ask."""
     log = started()
-    assert log.one(increment(1, 5)) is not None
+    assert log.answer(increment(1, 5)) is not None
     [taken] = log.do(c.TakeOver(1, "b"))
     assert (taken.epoch, taken.highest) == (2, 1)
     log.do(c.Operate(1, 2, 2, [increment(2, 7)]))
@@ -207,8 +212,8 @@ def test_late_attempt_of_a_sealed_id_is_refused_whatever_its_payload() -> None:
     """Case 11 without an ack: the late copy, a reuse of the number, and a range that covers it."""
     log = started()
     assert resolved(log, 1) is Fate.SEALED
-    assert log.one(increment(1)) is Code.STALE
-    assert log.one(put(1, "other")) is Code.STALE
+    assert log.answer(increment(1)) is Code.STALE
+    assert log.answer(put(1, "other")) is Code.STALE
     [ranged] = log.do(range_of(1, 3))
     assert ranged.parts == [RefusedPart(1, 1, Refusal.SEALED), AppliedPart(2, 3, 1)]
     assert log.machine.commit == 2, "a seal takes no commit number"
@@ -217,7 +222,7 @@ def test_late_attempt_of_a_sealed_id_is_refused_whatever_its_payload() -> None:
 def test_applied_comes_with_its_stored_result_also_out_of_a_range() -> None:
     log = started()
     log.do(range_of(1, 3))
-    log.one(increment(4, 7))
+    log.answer(increment(4, 7))
     [inside] = log.do(c.Resolve(1, 2))
     assert inside.resolution.record.commit == 2
     [alone] = log.do(c.Resolve(1, 4))
@@ -226,30 +231,30 @@ def test_applied_comes_with_its_stored_result_also_out_of_a_range() -> None:
 
 def test_acknowledged_and_expired_ids_have_their_own_answers() -> None:
     log = started()
-    log.one(increment(1))
-    log.one(increment(2), fi=2)
+    log.answer(increment(1))
+    log.answer(increment(2), fi=2)
     assert resolved(log, 1) is Fate.ACKNOWLEDGED
-    log.do(c.Reap([1]), at=60_000)
+    log.do(c.Reap([1]), at_ms=60_000)
     assert resolved(log, 2) is Fate.EXPIRED
     assert resolved(log, 1, client=ID_MAX) is Code.NOT_FOUND
 
 
 def test_resolve_works_when_the_lease_has_ended_and_revives_nothing() -> None:
     log = started()
-    log.one(increment(1))
-    assert resolved(log, 1, at=30_000) is Fate.EXECUTED
+    log.answer(increment(1))
+    assert resolved(log, 1, at_ms=30_000) is Fate.EXECUTED
     assert resolved(log, 2, epoch=1, fi=2) is Fate.SEALED
-    assert log.one(increment(2)) is Code.STALE
-    assert log.one(increment(3)) is Code.SESSION_EXPIRED
+    assert log.answer(increment(2)) is Code.STALE
+    assert log.answer(increment(3)) is Code.SESSION_EXPIRED
     log.do(c.Reap([1]))
     assert log.machine.sessions.get(1) is None
 
 
 def test_strangers_resolve_without_renewing_and_fenced_owners_may_not_acknowledge() -> None:
     log = started()
-    log.one(increment(1))
+    log.answer(increment(1))
     ends = [s.ends_ms for s in log.machine.sessions]
-    assert resolved(log, 2, at=5_000) is Fate.SEALED
+    assert resolved(log, 2, at_ms=5_000) is Fate.SEALED
     assert [s.ends_ms for s in log.machine.sessions] == ends
     log.do(c.TakeOver(1, "b"))
     [refused] = log.do(c.Resolve(1, 1, 1, 1))
@@ -260,7 +265,7 @@ def test_strangers_resolve_without_renewing_and_fenced_owners_may_not_acknowledg
 @pytest.mark.parametrize("fi", [1, 2, 3, 9, 1_000])
 def test_what_a_stranger_says_of_the_owners_acks_counts_for_nothing(fi: int) -> None:
     log = started()
-    log.one(increment(1))
+    log.answer(increment(1))
     assert resolved(log, 1, fi=fi) is Fate.EXECUTED
     assert resolved(log, 2, fi=fi) is Fate.SEALED
     assert log.machine.trackers[1].first_incomplete == 1
@@ -277,14 +282,14 @@ def test_session_that_was_never_opened_is_not_found_and_one_that_is_gone_has_exp
 @pytest.mark.parametrize("late", [-1, 0, 1])
 def test_owner_renews_and_acknowledges_up_to_the_last_millisecond_of_its_lease(what: str, late: int) -> None:
     log = started()
-    log.one(increment(1))
+    log.answer(increment(1))
     [session] = log.machine.sessions
     now = session.ends_ms + late
     if what == "write":
-        told = log.one(increment(2), fi=2, at=now)
+        told = log.answer(increment(2), fi=2, at_ms=now)
         assert (told is Code.SESSION_EXPIRED) == (late > 0)
     else:
-        [result] = log.do(c.Resolve(1, 2, 1, 2), at=now)
+        [result] = log.do(c.Resolve(1, 2, 1, 2), at_ms=now)
         assert result.memory_ms == (session.lease_ms if late <= 0 else 0)
     assert session.ends_ms == (now - late if late > 0 else now + session.lease_ms)
     assert log.machine.trackers[1].first_incomplete == (1 if what == "write" and late > 0 else 2)
@@ -299,7 +304,7 @@ def test_seals_take_places_in_the_window_and_go_with_the_ack(window: int) -> Non
     beyond = window + 2
     assert resolved(log, beyond, epoch=1, fi=window + 1) is Fate.SEALED
     assert resolved(log, beyond, epoch=1, fi=beyond + 1) is Code.BAD_ACK
-    assert log.one(put(beyond + 1), fi=beyond) == (1, None, False)
+    assert log.answer(put(beyond + 1), fi=beyond) == (1, None, False)
     assert len(log.machine.trackers[1].records) <= 2
 
 

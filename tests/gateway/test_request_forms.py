@@ -11,7 +11,8 @@ from oncegate.rifl.key_table import NO_TIME
 from oncegate.rifl.range_rule import RefusedPart
 from oncegate.rifl.rule import Refusal
 from tests.gateway.logs import told
-from tests.gateway.test_machine import QUOTA, Log, increment, put, session, started
+from tests.gateway.machine_log import QUOTA, MachineLog, increment, put
+from tests.gateway.test_machine import session, started
 
 
 @pytest.mark.parametrize("tenant", ["", "bob"])
@@ -52,9 +53,9 @@ def test_answer_of_a_session_has_all_that_its_owner_goes_on_with() -> None:
     log = started(lease_ms=1_000, window=6)
     log.ops(put(1), put(2), put(3))
     log.ops(put(4), fi=3)
-    [taken] = log.do(c.TakeOver(1, "z"), at=0)
+    [taken] = log.do(c.TakeOver(1, "z"), at_ms=0)
     assert taken == SessionAnswer(1, 2, 1_000, 6, 1_000, True, 3, 4)
-    [again, new] = log.do(c.OpenSession("z", 1_000, 6), c.OpenSession("y", 500, 9), at=400)
+    [again, new] = log.do(c.OpenSession("z", 1_000, 6), c.OpenSession("y", 500, 9), at_ms=400)
     assert again == SessionAnswer(1, 2, 1_000, 6, 1_000, True, 3, 4)
     assert new == SessionAnswer(2, 1, 500, 9, 500, False, 1, 0)
     epochs = log.machine.fenced_by(1, 1), log.machine.fenced_by(1, 2), log.machine.fenced_by(1, 3)
@@ -71,7 +72,7 @@ def test_range_is_recorded_and_kept_with_its_prints_and_its_trace() -> None:
     log = started()
     log.ops(put(3, table="s"))
     prints = b"".join(number.to_bytes(8, "big") for number in range(1, 6))
-    [ranged] = log.do(c.Range(1, 1, 2, "s", 1, prints, b"body", "", "00-trace"), at=5)
+    [ranged] = log.do(c.Range(1, 1, 2, "s", 1, prints, b"body", "", "00-trace"), at_ms=5)
     assert ranged.memory_ms == 10_000
     tracker = log.machine.trackers[1]
     assert [*tracker.ranges] == [
@@ -85,14 +86,14 @@ def test_range_is_recorded_and_kept_with_its_prints_and_its_trace() -> None:
 
 
 def test_sessions_that_end_in_one_entry_end_with_all_their_rows_as_one() -> None:
-    log = Log()
+    log = MachineLog()
     log.do(c.DeclareTable("t", "resident", QUOTA), session("a"), session("b"))
     for client in (1, 2):
         writes = [
             c.Op(at, int(c.OpKind.PUT), "t", f"{client}{at}", 0, b"1", options=c.Options(bound=True)) for at in (1, 2)
         ]
         log.do(c.Operate(client, 1, 1, writes))
-    [(rows, sessions)] = log.do(c.Reap([1, 2]), at=10_001)
+    [(rows, sessions)] = log.do(c.Reap([1, 2]), at_ms=10_001)
     assert ([one.commit for one in rows], sessions) == ([5, 6, 7, 8], 2)
     assert ([change[:2] for change in log.machine.changes], log.machine.joined) == (
         [(5, 8), (6, 8), (7, 8), (8, 8)],
@@ -103,7 +104,7 @@ def test_sessions_that_end_in_one_entry_end_with_all_their_rows_as_one() -> None
 
 def test_table_that_is_dropped_is_found_by_name_while_it_has_rows() -> None:
     log = started()
-    log.one(put(1))
+    log.answer(put(1))
     table = log.machine.tables["t"]
     log.do(c.DropTable("t", table.incarnation, True))
     assert log.machine.table_of("t") is table

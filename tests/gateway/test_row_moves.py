@@ -46,13 +46,13 @@ def told(log: Log) -> list[tuple[Any, ...]]:
 def test_move_is_a_delete_and_a_put_at_two_numbers_told_together(life: Life, cause: str) -> None:
     log = Log(TAPPED)
     filed(log, "k", life)
-    row, first = log.machine.tables["t"].rows.get("k"), log.machine.commit + 1
+    row, first = log.row("k"), log.machine.commit + 1
     log.now_ms = 700
     [endings] = log.do(c.CloseSession(1, 1) if life.owner else c.EndRows({"t": ["k"]}))
     assert endings.rows == [Ended("t", "k", first, life.owner, "m")]
     moved = StoredRow(first + 1, b'"k"')
     assert (log.rows(), log.machine.commit) == ({("t", "m"): (first + 1, b'"k"')}, first + 1)
-    assert log.machine.tables["t"].rows.get("m") == moved, "it stays"
+    assert log.row("m") == moved, "it stays"
     assert log.machine.changes == [
         (first, first + 1, "t", "k", row, None, cause),
         (first + 1, first + 1, "t", "m", None, moved, cause),
@@ -87,10 +87,10 @@ def test_row_is_moved_over_what_is_there_and_all_bytes_are_counted() -> None:
     log = Log()
     filed(log, "k", Life(5, 0, "m"))
     filed(log, "m", Life(9, 0))
-    before = log.machine.tables["t"].rows.get("m")
+    before = log.row("m")
     assert len(ended(log, 7, "k", "m")) == 1, "what has been moved there stays"
     table = log.machine.tables["t"]
-    assert log.value("t", "m") == "k"
+    assert log.value("m") == "k"
     assert log.machine.changes[-1][4] == before
     assert (table.bytes, table.ending, len(log.machine.ends)) == (len("m") + len(b'"k"') + 120, 0, 0)
 
@@ -100,7 +100,7 @@ def test_row_that_is_moved_over_another_of_the_same_session_is_not_ended_with_it
     log.transact(1, put("t", "a", 1, bound=True, then="b"), put("t", "b", 2, bound=True), put("t", "c", 3, bound=True))
     [endings] = log.do(c.CloseSession(1, 1))
     assert [(one.key, one.then) for one in endings.rows] == [("a", "b"), ("c", "")]
-    assert log.value("t", "b") == 1
+    assert log.value("b") == 1
     assert len(log.rows()) == 1
     assert (len(log.machine.ends), log.machine.tables["t"].ending) == (0, 0)
 

@@ -11,8 +11,6 @@ import pytest
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine import row_ends, tables
-from oncegate.gateway.machine.apply import apply
-from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.results import Ended, Endings
 from oncegate.gateway.machine.row_rule import row_after
 from oncegate.gateway.machine.rows import StoredRow
@@ -20,62 +18,28 @@ from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import ID_MAX, CommitNumber, Fingerprint, SequenceNumber
 from oncegate.rifl.key_table import KEYS_CLIENT, NO_TIME
 from oncegate.rifl.rule import Applied
+from tests.gateway.machine_log import MachineLog, batches
 
 LEASE_MS = 10_000
 
 
-class Log:
-    """A machine with two resident tables, a stream table and two sessions, and the numbers of their writes."""
+class Log(MachineLog):
+    """A machine with two resident tables, a stream table and two sessions."""
 
     def __init__(self) -> None:
-        self.machine = Machine()
-        self.at_ms = 0
-        self.entries = 0
-        self.numbers: dict[int, int] = {}
-        self.do(*(c.DeclareTable(name, "resident", 1 << 20) for name in ("t", "u")))
-        self.do(c.DeclareTable("s", "stream", 1 << 20))
-        self.do(*(c.OpenSession(f"n{client}", LEASE_MS, 512) for client in (1, 2)))
+        super().__init__(
+            *(c.DeclareTable(name, "resident", 1 << 20) for name in ("t", "u")), c.DeclareTable("s", "stream", 1 << 20),
+            *(c.OpenSession(f"n{client}", LEASE_MS, 512) for client in (1, 2)),
+        )  # fmt: skip
 
-    def do(self, *commands: c.Command, at: int | None = None) -> list[Any]:
-        """Apply one entry, as a log carries it."""
-        self.at_ms = self.at_ms if at is None else at
-        self.entries += 1
-        return apply(self.machine, self.entries, 1, c.encode_entry(self.at_ms, list(commands)))
-
-    def one(self, command: c.Command, at: int | None = None) -> Any:
-        return self.do(command, at=at)[0]
-
-    def write(
-        self, key: str, what: str = "put", *, client: int = 1, table: str = "t", ttl: int = 0, bound: bool = False,
-        test: c.Test = c.Test.NONE, number: int = 0, at: int | None = None,
-    ) -> Any:  # fmt: skip
-        """Let a session write a row; returns the verdict."""
-        number = number or self.numbers.get(client, 0) + 1
-        self.numbers[client] = max(number, self.numbers.get(client, 0))
-        kind = c.OpKind[what.upper()]
-        text = b"1" if kind in (c.OpKind.PUT, c.OpKind.APPEND) else None
-        draft = c.Op(SequenceNumber(number), kind, table, key, Fingerprint(0), text, 1, test)
-        draft = c.with_options(draft, ttl_ms=ttl, bound=bound)
-        op = msgspec.structs.replace(draft, fingerprint=c.fingerprint(draft))
-        return self.one(c.Operate(client, 1, SequenceNumber(1), [op]), at=at).verdicts[0]
-
-    def end(self, at: int) -> list[Ended]:
+    def end(self, at_ms: int) -> list[Ended]:
         """Do what the leader does at a time: propose what is due, if anything is."""
-        self.do(at=at)
-        rows = self.machine.ends.due(at, c.END_MAX)
+        self.do(at_ms=at_ms)
+        rows = self.machine.ends.due(at_ms, c.END_MAX)
         return self.one(c.EndRows(rows)).rows if rows else []
-
-    def row(self, key: str, table: str = "t") -> tables.StoredRow | None:
-        return self.machine.tables[table].rows.get(key)
 
     def has(self, key: str, table: str = "t") -> bool:
         return self.row(key, table) is not None
-
-    def items(self, flow: str) -> list[tuple[int, str, bytes | None]]:
-        run = self.machine.flows.get(flow).segment.run_view()
-        chunk = run.chunk(0, run.items)
-        commits = [int.from_bytes(chunk.commits[8 * at : 8 * at + 8], "little") for at in range(len(chunk.keys))]
-        return list(zip(commits, chunk.keys, chunk.values, strict=True))
 
 
 @pytest.fixture
@@ -84,7 +48,7 @@ def log() -> Log:
 
 
 def test_row_is_there_until_its_end_and_goes_within_a_bucket_of_it(log: Log) -> None:
-    log.write("k", ttl=1_000, at=5_000)
+    log.write("k", ttl_ms=1_000, at_ms=5_000)
     row = log.row("k")
     assert row is not None
     assert (row.ends_ms, row.owner) == (6_000, 0)
@@ -98,22 +62,22 @@ def test_row_is_there_until_its_end_and_goes_within_a_bucket_of_it(log: Log) -> 
 
 
 def test_proposal_to_end_a_row_is_judged_again_when_it_is_applied(log: Log) -> None:
-    log.write("early", ttl=1_000, at=0)
-    log.write("moved", ttl=10)
-    log.write("stays", ttl=10)
-    log.write("gone", ttl=10)
+    log.write("early", ttl_ms=1_000, at_ms=0)
+    log.write("moved", ttl_ms=10)
+    log.write("stays", ttl_ms=10)
+    log.write("gone", ttl_ms=10)
     proposed = c.EndRows({"t": ["early", "moved", "stays", "gone", "never"], "nowhere": ["x"], "s": ["y"]})
-    log.write("moved", ttl=10_000, at=500)
+    log.write("moved", ttl_ms=10_000, at_ms=500)
     log.write("stays")
     log.write("gone", "delete")
     assert log.one(proposed) == Endings([])
     assert all(map(log.has, ("early", "moved", "stays")))
-    assert [one.key for one in log.one(proposed, at=1_000).rows] == ["early"]
+    assert [one.key for one in log.one(proposed, at_ms=1_000).rows] == ["early"]
 
 
 def test_row_past_its_end_is_there_for_conditions_and_writes_until_the_log_ends_it(log: Log) -> None:
-    log.write("k", ttl=10, at=0)
-    refused = log.write("k", test=c.Test.ABSENT, at=5_000)
+    log.write("k", ttl_ms=10, at_ms=0)
+    refused = log.write("k", test=c.Test.ABSENT, at_ms=5_000)
     assert refused.record.result.refusal == "CONDITION_FAILED"
     log.write("k", "increment")
     assert log.row("k").value == b"2"  # type: ignore[union-attr]
@@ -126,21 +90,21 @@ def test_put_says_anew_when_a_row_ends_and_other_writes_leave_it(log: Log) -> No
         row = log.row(key)
         return None if row is None or row.life is None else (row.life.ends_ms, row.life.owner)
 
-    log.write("k", ttl=100, bound=True, at=1_000)
+    log.write("k", ttl_ms=100, bound=True, at_ms=1_000)
     assert life("k") == (1_100, 1)
-    log.write("k", "increment", client=2, at=1_050)
+    log.write("k", "increment", client=2, at_ms=1_050)
     assert life("k") == (1_100, 1), "an increment leaves both"
-    log.write("k", "increment", ttl=500)
+    log.write("k", "increment", ttl_ms=500)
     assert life("k") == (1_550, 1), "a new end, and the owner stays"
     log.write("k", "increment", client=2, bound=True)
     assert life("k") == (1_550, 2), "another owner, and the end stays"
     log.write("k", client=1, bound=True)
     assert life("k") == (0, 1), "a put by another session makes it that writer's, and has no time"
-    log.write("k", ttl=7)
+    log.write("k", ttl_ms=7)
     assert life("k") == (1_057, 0)
     log.write("k")
     assert life("k") is None
-    log.write("l", "append", ttl=9)
+    log.write("l", "append", ttl_ms=9)
     log.write("l", "append")
     assert life("l") == (1_059, 0)
     assert log.row("l").value == b"[1,1]"
@@ -188,14 +152,14 @@ def test_bound_rows_end_in_the_entry_that_closes_their_session(log: Log) -> None
 
 
 def test_bound_rows_end_in_the_entry_that_reaps_their_session_and_not_before(log: Log) -> None:
-    log.write("k", bound=True, at=0)
-    log.write("both", bound=True, ttl=50)
-    log.do(c.TakeOver(1, "new owner"), at=20)
+    log.write("k", bound=True, at_ms=0)
+    log.write("both", bound=True, ttl_ms=50)
+    log.do(c.TakeOver(1, "new owner"), at_ms=20)
     assert log.row("k").owner == 1, "a new epoch keeps them"  # type: ignore[union-attr]
     assert [one.key for one in log.end(150)] == ["both"], "whichever comes first"
-    assert log.one(c.Reap([1]), at=20 + LEASE_MS) == ([], 0)
+    assert log.one(c.Reap([1]), at_ms=20 + LEASE_MS) == ([], 0)
     assert log.has("k")
-    assert log.one(c.Reap([1, 2]), at=21 + LEASE_MS) == Endings([Ended("t", "k", log.machine.commit, 1)], 2)
+    assert log.one(c.Reap([1, 2]), at_ms=21 + LEASE_MS) == Endings([Ended("t", "k", log.machine.commit, 1)], 2)
     assert not log.has("k")
 
 
@@ -227,7 +191,7 @@ def test_an_entry_ends_so_many_rows_and_other_sessions_wait(log: Log, monkeypatc
     log.write("k30", client=3, bound=True)
     log.write("k31", client=3, bound=True)
     for sessions in ([2, 3], [2, 3]):
-        ended = log.one(c.Reap(sessions), at=50_000)
+        ended = log.one(c.Reap(sessions), at_ms=50_000)
         assert (len(ended.rows), ended.sessions) == (2, 1)
         owners = {row.owner for _, row in log.machine.tables["t"].rows.items()}
         assert all(log.machine.sessions.get(owner) for owner in owners), "no row outlives its session"
@@ -235,33 +199,36 @@ def test_an_entry_ends_so_many_rows_and_other_sessions_wait(log: Log, monkeypatc
 
 
 def test_replay_does_not_bring_an_ended_row_back(log: Log) -> None:
-    first = log.write("k", ttl=10, number=1, at=0)
+    first = log.write("k", ttl_ms=10, number=1, at_ms=0)
     assert log.end(1_000)
-    again = log.write("k", ttl=10, number=1)
+    again = log.write("k", ttl_ms=10, number=1)
     assert type(again).__name__ == "Replayed"
     assert again.record == first.record
     assert not log.has("k")
-    different = log.write("k", ttl=11, number=1)
+    different = log.write("k", ttl_ms=11, number=1)
     assert different.refusal.code is Code.PAYLOAD_MISMATCH, "the end is part of the payload"
 
 
 def test_flows_and_watchers_see_an_end_as_a_delete_with_its_own_commit_number(log: Log) -> None:
     log.do(c.DeclareFlow(msgspec.json.encode(FlowDeclaration(name="f", source="t"))))
-    log.write("a", ttl=10, at=0)
+    log.write("a", ttl_ms=10, at_ms=0)
     log.write("b", bound=True)
     log.end(1_000)
     assert [(change[3], change[5], change[6]) for change in log.machine.changes] == [("a", None, "ttl end")]
     log.do(c.CloseSession(1, 1))
     assert [(change[3], change[5], change[6]) for change in log.machine.changes] == [("b", None, "session end")]
     commit = log.machine.commit
-    assert log.items("f")[-2:] == [(commit - 1, "a", None), (commit, "b", None)]
+    assert [item[:3] for batch in batches(log.machine, "f") for item in batch][-2:] == [
+        (commit - 1, "a", None),
+        (commit, "b", None),
+    ]
 
 
 @pytest.mark.parametrize("what", ["delete", "get"])
 def test_what_makes_no_row_and_stream_tables_take_no_end(log: Log, what: str) -> None:
-    assert log.write("k", what, ttl=5).refusal.code is Code.BAD_REQUEST
+    assert log.write("k", what, ttl_ms=5).refusal.code is Code.BAD_REQUEST
     assert log.write("k", what, bound=True).refusal.code is Code.BAD_REQUEST
-    assert log.write("k", table="s", ttl=5).refusal.code is Code.BAD_REQUEST
+    assert log.write("k", table="s", ttl_ms=5).refusal.code is Code.BAD_REQUEST
 
 
 def test_key_without_a_session_can_end_by_time_and_is_bound_to_nobody(log: Log) -> None:
@@ -287,20 +254,20 @@ def test_quotas_of_rows_that_end_refuse_without_a_record(log: Log, monkeypatch: 
     assert log.machine.commit == commit
     assert log.machine.trackers[1].find(SequenceNumber(3)) is None
     assert isinstance(log.write("a", bound=True), Applied), "the session has it already"
-    log.write("c", ttl=5, number=5)
-    assert log.write("d", ttl=5).refusal.code is Code.QUOTA, "the table's"
-    assert isinstance(log.write("a", ttl=5, number=7), Applied), "it ended before too"
+    log.write("c", ttl_ms=5, number=5)
+    assert log.write("d", ttl_ms=5).refusal.code is Code.QUOTA, "the table's"
+    assert isinstance(log.write("a", ttl_ms=5, number=7), Applied), "it ended before too"
     log.write("d")
-    log.write("x", table="u", ttl=5)
-    assert log.write("y", table="u", ttl=5).refusal.code is Code.QUOTA, "that of all tables"
+    log.write("x", table="u", ttl_ms=5)
+    assert log.write("y", table="u", ttl_ms=5).refusal.code is Code.QUOTA, "that of all tables"
     log.end(1_000)
-    log.write("y", table="u", ttl=5)
+    log.write("y", table="u", ttl_ms=5)
     assert log.has("y", "u")
 
 
 def test_so_many_rows_are_due_at_once_those_that_ended_first(log: Log) -> None:
     for number, key in enumerate("cab", 1):
-        log.write(key, ttl=number * 1_000)
+        log.write(key, ttl_ms=number * 1_000)
     assert log.machine.ends.due(9_000, 2) == {"t": ["c", "a"]}
     assert log.machine.ends.due(9_000, 9) == {"t": ["c", "a", "b"]}
 

@@ -84,7 +84,7 @@ def test_first_rows_are_moved_and_counted_and_nobody_else_gets_them() -> None:
     commit = verdict.record.commit
     assert took(verdict) == [Taken("x/a", commit + 3, b'[1,"a"]'), Taken("x/b", commit + 5, b'[1,"b"]')]
     assert log.machine.commit == commit + 5 == done(verdict).last_of(commit), "the number that it is told under"
-    assert log.machine.tables["t"].rows.get("x/a").life == Life(0, 1, "r/a")  # type: ignore[union-attr]
+    assert log.row("x/a").life == Life(0, 1, "r/a")  # type: ignore[union-attr]
     assert of(log.transact(3, take(9))) == [("x/c", b'[1,"c"]')]
     assert of(log.transact(4, take(9))) == []
     assert sorted(key for _, key in log.rows()) == ["beside", "r", "s/", "x/a", "x/b", "x/c"]
@@ -133,7 +133,7 @@ def test_rows_come_back_under_their_own_keys_with_their_session_and_with_time() 
     log.do(c.Operate(2, 1, SequenceNumber(1), [transaction(1, take(1, bound=False, ttl_ms=100))]))
     log.now_ms = 300
     log.do(c.EndRows({"t": ["x/a"]}))
-    assert log.value("t", "r/a") == [2]
+    assert log.value("r/a") == [2]
     assert log.machine.tables["t"].ending == len(log.machine.ends) == 0
 
 
@@ -152,7 +152,7 @@ def test_numbered_puts_have_keys_that_rise_with_their_commit_numbers() -> None:
     log = Log()
     verdict = log.transact(1, put("t", "a", 1), put("t", "r/", "x", numbered=True), put("t", "r/", "y", numbered=True))
     keys = [f"r/{verdict.record.commit + at:019d}" for at in (1, 2)]
-    assert [log.value("t", key) for key in keys] == ["x", "y"]
+    assert [log.value(key) for key in keys] == ["x", "y"]
 
 
 def test_rows_that_the_transaction_writes_itself_are_not_taken() -> None:
@@ -161,7 +161,7 @@ def test_rows_that_the_transaction_writes_itself_are_not_taken() -> None:
     assert of(log.transact(2, put("t", "r/a", [5]), put("t", "r/0", [5]), take(9))) == [("x/b", b"[1]")]
     assert of(log.transact(3, put("t", "x/a", [7]), take(1))) == [("x/0", b"[6]")]
     assert of(log.transact(4, put("t", "x/a", [7]), take(1))) == [("x/a", b"[6]")]
-    assert log.value("t", "x/a") == [6]
+    assert log.value("x/a") == [6]
 
 
 def test_values_end_a_take_at_64_kib_but_for_the_first_which_is_told_without_its_value() -> None:

@@ -110,7 +110,7 @@ def test_numbered_put_has_its_number_behind_its_key_in_a_stream_table_too() -> N
     log = Log()
     log.transact(1, put("t", "a", 1), put("s", "e/", 1, numbered=True), put("t", "e/", 1, numbered=True))
     assert log.machine.flows.get("s").segment.run_view().keys == [f"e/{2:019d}"]
-    assert log.value("t", f"e/{3:019d}") == 1
+    assert log.value(f"e/{3:019d}") == 1
 
 
 def test_numbered_row_is_moved_to_a_key_with_its_number() -> None:
@@ -119,7 +119,7 @@ def test_numbered_row_is_moved_to_a_key_with_its_number() -> None:
     log.now_ms = 200
     [endings] = log.do(c.EndRows(log.machine.ends.due(200, 9)))
     assert [(one.key, one.then) for one in endings.rows] == [(f"later/{2:019d}", f"now/{2:019d}")]
-    assert log.value("t", f"now/{2:019d}") == 2
+    assert log.value(f"now/{2:019d}") == 2
 
 
 def test_numbered_row_that_names_no_place_to_go_ends_for_good() -> None:

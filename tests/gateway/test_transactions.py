@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ from hypothesis import strategies as st
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.gateway import answers, wire
 from oncegate.gateway.answer_values import JSON
-from oncegate.gateway.explain.memory import DUPLICATE, EXECUTED, VerdictLog
+from oncegate.gateway.explain.memory import DUPLICATE, EXECUTED
 from oncegate.gateway.explain.search import Mention, OfKey, OfRequest, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.apply import apply
-from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import state_digest
 from oncegate.gateway.machine.transactions import Transacted
 from oncegate.rifl.completion import CompletionRecord
 from oncegate.rifl.errors import Code
 from oncegate.rifl.ids import ClusterTimeMs, SequenceNumber
 from oncegate.rifl.rule import Applied, Rejected, Replayed
+from tests.gateway.machine_log import MachineLog, batches
 from tests.gateway.state_harness import Fed, ship
 
 START: list[c.Command] = [
@@ -57,43 +55,15 @@ def transaction(sequence: int, *writes: dict[str, Any], when: list[dict[str, Any
     return msgspec.structs.replace(request_bodies.transaction(sent, wire.JSON), sequence=sequence)
 
 
-class Log:
-    """A machine and the entries that it has applied."""
+class Log(MachineLog):
+    """A machine with tables and sessions for transactions."""
 
     def __init__(self, *more: c.Command) -> None:
-        self.machine = Machine()
-        self.at = 0
-        self.entries: list[bytes] = []
-        self.verdicts = VerdictLog()
-        self.now_ms = 0
-        self.do(*START, *more)
-
-    def do(self, *commands: c.Command) -> list[Any]:
-        self.at += 1
-        self.entries.append(c.encode_entry(self.now_ms, list(commands)))
-        before = self.machine.commit
-        results = apply(self.machine, self.at, 1, self.entries[-1])
-        self.verdicts.applied(self.at, before, results)
-        return results
-
-    def send(self, *ops: c.Op | c.Transaction, acked: int = 1) -> list[Any]:
-        [done] = self.do(c.Operate(1, 1, acked, ops))  # type: ignore[arg-type]
-        return list(done.verdicts)
+        super().__init__(*START, *more)
 
     def transact(self, sequence: int, *writes: dict[str, Any], when: list[dict[str, Any]] | None = None) -> Any:
         [verdict] = self.send(transaction(sequence, *writes, when=when))
         return verdict
-
-    def value(self, table: str, key: str) -> Any:
-        found = self.machine.tables[table].rows.get(key)
-        return None if found is None else msgspec.json.decode(found.value)
-
-    def rows(self) -> dict[tuple[str, str], Any]:
-        return {
-            (name, key): (one.version, one.value)
-            for name, table in self.machine.tables.items()
-            for key, one in table.rows.items()
-        }
 
 
 def done(verdict: Any) -> Transacted:
@@ -111,8 +81,8 @@ def test_all_writes_have_adjacent_commit_numbers_and_one_record() -> None:
     )  # fmt: skip
     result = done(verdict)
     assert (verdict.record.commit, result.count, log.machine.commit) == (1, 6, 6)
-    assert (log.value("t", "a"), log.value("u", "n"), log.value("t", "l")) == (None, 5, [7])
-    assert log.machine.tables["u"].rows.get("n").version == 2  # type: ignore[union-attr]
+    assert (log.value("a"), log.value("n", "u"), log.value("l")) == (None, 5, [7])
+    assert log.row("n", "u").version == 2  # type: ignore[union-attr]
     assert {at: (one.version, one.value) for at, one in result.results} == {1: (2, b"5"), 4: (1, b"1")}
     assert list(log.machine.trackers[1].records) == [1]
 
@@ -128,7 +98,7 @@ def test_replay_is_the_same_bytes_and_runs_nothing_again() -> None:
         bodies = [answers.answer(command, one, log.machine).body for one in (first, again)]
         shown = [JSON.encode(body) for body in bodies]
         assert shown[0].replace(b'"replayed":false', b'"replayed":true') == shown[1]
-        assert log.value("t", "a") == -1
+        assert log.value("a") == -1
     assert log.machine.replayed == 2
     mismatch = log.transact(1, add("t", "a", -2))
     assert mismatch.refusal.code is Code.PAYLOAD_MISMATCH
@@ -194,17 +164,17 @@ def test_conditions_see_the_state_before_and_a_floor_the_sum_after() -> None:
     assert done(log.transact(4, add("t", "cash", 10), add("u", "cash", 1))).refusal is None
     over = done(log.transact(5, add("t", "cash", -6, floor=0), add("u", "cash", 12), add("t", "cash", -6, floor=0)))
     assert (over.refusal, over.failed, over.value) == ("CONDITION_FAILED", "writes[2]", b"4")
-    assert (log.value("t", "cash"), log.value("u", "cash")) == (10, 1)
+    assert (log.value("cash"), log.value("cash", "u")) == (10, 1)
     assert done(log.transact(6, add("t", "cash", 1, ceiling=10))).failed == "writes[0]"
     assert done(log.transact(7, add("t", "cash", -10, floor=0), add("u", "cash", 10))).refusal is None
-    assert (log.value("t", "cash"), log.value("u", "cash")) == (0, 11)
+    assert (log.value("cash"), log.value("cash", "u")) == (0, 11)
 
 
 def test_a_floor_holds_for_a_write_alone_too() -> None:
     log = Log()
     sent = wire.Operation(1, "increment", "t", "n", by=-1, floor=0)
     [refused] = log.send(request_bodies.operation(sent, 0))
-    assert (refused.record.result.refusal, log.value("t", "n")) == ("CONDITION_FAILED", None)
+    assert (refused.record.result.refusal, log.value("n")) == ("CONDITION_FAILED", None)
     [taken] = log.send(request_bodies.operation(wire.Operation(2, "increment", "t", "n", by=3, ceiling=3), 0))
     assert taken.record.result.value == b"3"
     guarded = wire.Operation(3, "put", "t", "n", 9, if_={"at_least": 4})
@@ -277,7 +247,7 @@ def test_quota_is_judged_for_the_whole_and_results_are_bounded() -> None:
     assert log.transact(3, put("t", "huge", "x" * 70_000), {"op": "get", "table": "t", "key": "huge"}).refusal.code is (
         Code.PAYLOAD_TOO_LARGE
     )
-    assert log.value("t", "huge") is None
+    assert log.value("huge") is None
 
 
 def test_full_stream_table_refuses_a_transaction_whole_and_saying_why_changes_nothing() -> None:
@@ -298,20 +268,6 @@ def test_full_stream_table_refuses_a_transaction_whole_and_saying_why_changes_no
     assert done(log.transact(2, put("t", "a", 1), put("tiny", "b", 1))).count == 2
 
 
-def batches(machine: Machine, flow: str) -> Iterator[list[tuple[int, int]]]:
-    """Yield (commit, sequence number) of each sealed batch's items, then of the open ones."""
-    for sealed in machine.flows.take_sealed():
-        if sealed.flow == flow:
-            yield [item for chunk in sealed.chunks for item in _items(chunk)]
-    yield [item for chunk in machine.flows.get(flow).segment.snapshot().chunks for item in _items(chunk)]
-
-
-def _items(chunk: Any) -> list[tuple[int, int]]:
-    numbers = [int.from_bytes(chunk.commits[at : at + 8], "little") for at in range(0, len(chunk.commits), 8)]
-    sequences = [int.from_bytes(chunk.sequences[at : at + 8], "little") for at in range(0, len(chunk.sequences), 8)]
-    return list(zip(numbers, sequences, strict=True))
-
-
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=12), st.integers(1, 5), st.sampled_from([0, 300]))
 def test_no_batch_ends_between_two_items_of_a_transaction(sizes: list[int], max_items: int, max_bytes: int) -> None:
     flow = FlowDeclaration(name="f", source="t", max_items=max_items, max_bytes=max_bytes or 1 << 20)
@@ -320,13 +276,13 @@ def test_no_batch_ends_between_two_items_of_a_transaction(sizes: list[int], max_
         writes = [w for n in range(size) for w in (put("t", f"k{n}", 1), put("u", f"k{n}", 1))]
         log.do(c.Operate(1, 1, sequence, [transaction(sequence, *writes)]))  # type: ignore[arg-type]
     found = list(batches(log.machine, "f"))
-    of = [number for number, batch in enumerate(found) for sequence in {sequence for _, sequence in batch}]
+    of = [number for number, batch in enumerate(found) for sequence in {item[-1] for item in batch}]
     assert len(of) == len(sizes), "each transaction is in one batch"
-    assert [sequence for batch in found for _, sequence in batch] == [
+    assert [item[-1] for batch in found for item in batch] == [
         n for n, size in enumerate(sizes, 1) for _ in range(size)
     ]
     assert all(len(batch) <= max(max_items, *sizes) for batch in found)
-    assert [commit for batch in found for commit, _ in batch] == list(range(1, 2 * sum(sizes), 2))
+    assert [item[0] for batch in found for item in batch] == list(range(1, 2 * sum(sizes), 2))
 
 
 def test_flow_that_sheds_leaves_a_transaction_out_whole() -> None:
@@ -334,7 +290,7 @@ def test_flow_that_sheds_leaves_a_transaction_out_whole() -> None:
     log = Log(c.DeclareFlow(msgspec.json.encode(flow)))
     for sequence in range(1, 40):
         log.do(c.Operate(1, 1, sequence, [transaction(sequence, *(put("t", f"k{n}", 1) for n in range(5)))]))  # type: ignore[arg-type]
-    found = [[sequence for _, sequence in batch] for batch in batches(log.machine, "f") if batch]
+    found = [[item[-1] for item in batch] for batch in batches(log.machine, "f") if batch]
     assert 0 < len(found) < 39
     assert all(len(batch) == 5 and len(set(batch)) == 1 for batch in found)
     assert log.machine.flows.get("f").shed_items == 5 * (39 - len(found))
@@ -392,4 +348,4 @@ def test_several_transactions_and_writes_of_one_request_are_applied_in_order() -
     )
     assert [type(one) for one in verdicts] == [Applied, Applied, Applied, Replayed]
     assert [one.record.commit for one in verdicts] == [1, 2, 4, 2]
-    assert (log.value("t", "n"), log.machine.replayed) == (3, 1)
+    assert (log.value("n"), log.machine.replayed) == (3, 1)
