@@ -17,12 +17,12 @@ from oncegate.consensus.errors import StorageError
 from oncegate.consensus.ports import SavedPoint
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.apply import apply
-from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import MachineState, durable, state_digest
 from oncegate.gateway.machine.state.directory import StateDirectory
 from oncegate.gateway.machine.state.snapshot import SnapshotStoreSink, StoreSnapshot
 from oncegate.gateway.machine.state.store import RocksStore
 from tests.gateway.logs import RandomLog
+from tests.gateway.machine_log import MachineLog
 
 PIECE_BYTES = 4096
 
@@ -38,21 +38,14 @@ def puts(table: str, first: int, count: int, *, value: bytes = b"1", trace: str 
     return c.Operate(1, 1, first, ops, traceparent=trace)
 
 
-class Fed:
-    """A state that entries are applied to."""
+class Fed(MachineLog):
+    """A durable state, and the entries that it has applied."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = path
         self.state = MachineState(path, **options)
+        super().__init__(machine=self.state.machine)
         self.at = 0 if self.state.saved is None else self.state.saved.index
-
-    @property
-    def machine(self) -> Machine:
-        return self.state.machine
-
-    def do(self, *commands: c.Command, at_ms: int = 0) -> list[Any]:
-        self.at += 1
-        return apply(self.machine, self.at, 1, c.encode_entry(at_ms, list(commands)))
 
     def begin_save(self) -> None:
         self.state.begin_save(point(self.at))

@@ -15,11 +15,10 @@ from oncegate.flows.errors import BadRequestError
 from oncegate.flows.flow import FlowDeclaration
 from oncegate.flows.parts import PARTS_MAX, Parts
 from oncegate.gateway import wire
-from oncegate.gateway.explain.memory import DUPLICATE, EXECUTED, VerdictLog
+from oncegate.gateway.explain.memory import DUPLICATE, EXECUTED
 from oncegate.gateway.explain.search import Mention, Moved, OfKey, Search
 from oncegate.gateway.http import request_bodies
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.results import Cascaded
 from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.errors import Code, OncegateError
@@ -47,7 +46,7 @@ def cascading(**fields: Any) -> tuple[Cluster, int]:
     cluster.done(c.DeclareTable("derived", "stream", 1 << 20))
     cluster.done(c.DeclareTable("counts", "resident", 1 << 20))
     cluster.done(c.DeclareTable("other", "resident", 1 << 20))
-    cluster.write(3)
+    cluster.fill(3)
     fence, _ = cluster.done(c.Attach("f", "job", "n"))
     return cluster, fence
 
@@ -148,7 +147,7 @@ def test_part_that_cannot_be_written_is_refused_whole(command: c.Cascade, code: 
 
 def test_a_target_that_was_never_declared_is_not_found() -> None:
     cluster = Cluster(target="nowhere")
-    cluster.write(1)
+    cluster.fill(1)
     fence, _ = cluster.done(c.Attach("f", "job", "n"))
     assert cluster.refused(part(1, 1, fence, write("put", "nowhere", "k", value=1))).code is Code.NOT_FOUND
 
@@ -182,7 +181,7 @@ def test_job_waits_while_nobody_reads_what_it_has_written() -> None:
     cluster.declare("next", "counts", consumers=("reader",))
     reader, _ = cluster.done(c.Attach("next", "reader", "n"))
     number = 0
-    while not isinstance(refused := cluster.do(part(1, number + 1, fence, COUNT)), OncegateError):
+    while not isinstance(refused := cluster.one(part(1, number + 1, fence, COUNT)), OncegateError):
         number += 1
     assert (refused.code, refused.retryable) == (Code.OVERLOADED, True)
     assert "reader (cursor 0)" in refused.detail
@@ -197,7 +196,7 @@ def test_job_waits_also_for_what_lies_in_a_batch_that_is_not_sealed_yet() -> Non
     cluster.done(c.DeclareTable("counts", "resident", 400))
     cluster.declare("next", "counts", max_items=1_000, consumers=("reader",))
     for number in range(1, 100):
-        if isinstance(refused := cluster.do(part(1, number, fence, COUNT)), OncegateError):
+        if isinstance(refused := cluster.one(part(1, number, fence, COUNT)), OncegateError):
             break
     assert (refused.code, cluster.machine.flows.get("next").batches.last) == (Code.OVERLOADED, 0)
 
@@ -293,7 +292,7 @@ def test_parts_sent_by_any_instance_in_any_order_count_each_batch_once(rng: rand
             fences.append(cluster.done(c.Attach("f", "job", str(len(fences))))[0])
         batch = rng.randint(1, 3)
         number, sent_by = rng.randint(1, sizes[batch]), rng.choice(fences[-2:])
-        result = cluster.do(part(batch, number, sent_by, COUNT, last=number == sizes[batch]))
+        result = cluster.one(part(batch, number, sent_by, COUNT, last=number == sizes[batch]))
         if isinstance(result, OncegateError):
             assert sent_by != fences[-1] or result.code is Code.BAD_REQUEST
         else:
@@ -306,13 +305,11 @@ def test_parts_sent_by_any_instance_in_any_order_count_each_batch_once(rng: rand
 
 def test_explain_finds_the_writes_of_a_cascade_and_tells_them_from_their_repetition() -> None:
     cluster, fence = cascading()
-    log = VerdictLog()
     commands = [part(1, 1, fence, PUT, COUNT), part(1, 1, fence, PUT, COUNT), part(2, 1, fence, COUNT)]
     commands += [part(1, 2, fence, COUNT, last=True), c.MoveCursor("f", "job", 1, fence, False)]
     commit = cluster.machine.commit
-    entry = c.encode_entry(0, commands)
-    log.applied(9, commit, apply(cluster.machine, 9, 1, entry))
-    entries = list(Search(OfKey("counts", "n"), log).entry(entry, 9, 1))
+    cluster.do(*commands)
+    entries = list(Search(OfKey("counts", "n"), cluster.verdicts).entry(cluster.entries[-1], cluster.at, 1))
     did = [(one.did.what, one.did.commit) for one in entries if isinstance(one, Mention)]
     assert did == [
         (EXECUTED, commit + 2),

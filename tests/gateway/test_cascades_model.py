@@ -38,7 +38,7 @@ class Sides:
         self.cluster.done(c.DeclareTable("other", "resident", 1 << 20))
         flow = FlowDeclaration(name="of_rows", source="rows", max_items=1_000)
         self.cluster.done(c.DeclareFlow(msgspec.json.encode(flow)))
-        self.cluster.write(40)
+        self.cluster.fill(40)
         self.fence, _ = self.cluster.done(c.Attach("f", "job", "n"))
         self.rows: dict[str, tuple[Any, int]] = {}
         """Value of each row, and the commit number that has written it."""
@@ -127,7 +127,7 @@ class Sides:
         last = not ops or self.dice.random() < 0.4
         command = part(self.batch, self.number, self.fence, *ops, last=last)
         commit, before = self.cluster.machine.commit, state_digest(self.cluster.machine)
-        result, reasons = self.cluster.do(command), self.after(ops, commit)
+        result, reasons = self.cluster.one(command), self.after(ops, commit)
         if isinstance(result, OncegateError):
             assert result.code in reasons, (ops, result)
             assert state_digest(self.cluster.machine) == before, "a part is refused whole"
@@ -135,7 +135,7 @@ class Sides:
             assert not reasons, ops
             assert not result.replayed
             assert self.cluster.machine.commit == commit + len(ops)
-            self.cluster.do(command)
+            self.cluster.one(command)
             assert self.cluster.machine.commit == commit + len(ops), "a part that is sent again writes nothing"
             self.batch, self.number = (self.batch + 1, 1) if last else (self.batch, self.number + 1)
         self.check()

@@ -66,16 +66,16 @@ class Walk:
             text = b'"%s"' % (b"x" * self.dice.choice((1, 60)))
             key = f"k{cluster.sequence % 5}"
             op = c.Op(cluster.sequence, int(c.OpKind.PUT), FLOWS[name], key, cluster.sequence, text)
-            cluster.do(c.Operate(1, 1, cluster.sequence, [op]))
+            cluster.one(c.Operate(1, 1, cluster.sequence, [op]))
         elif what == "attach":
-            cluster.do(c.Attach(name, one, f"n{cluster.entries}"))
+            cluster.one(c.Attach(name, one, f"n{cluster.at}"))
         elif what == "move" and one in known:
             batch = self.dice.choice((flow.batches.last, known[one].cursor + 1))
-            cluster.do(c.MoveCursor(name, one, batch, known[one].fence, False))
+            cluster.one(c.MoveCursor(name, one, batch, known[one].fence, False))
         elif what == "remove" and one in known and self.dice.random() < 0.3:
-            cluster.do(c.RemoveConsumer(name, one, flow.version))
+            cluster.one(c.RemoveConsumer(name, one, flow.version))
         elif what == "delete" and name != "stream" and self.dice.random() < 0.2:
-            cluster.do(c.DeleteFlow(name, flow.version, True))
+            cluster.one(c.DeleteFlow(name, flow.version, True))
 
     def reasons(self, flow: Flow) -> tuple[bool, bool]:
         """Say whether somebody holds a batch for too long, and whether the flow is near its table's quota."""
@@ -191,7 +191,7 @@ def test_a_flow_that_comes_back_is_warned_of_anew(
 
     def warned() -> bool:
         cluster.declare("f", consumers=("a",), retention_ms=0)
-        cluster.write(1)
+        cluster.fill(1)
         cluster.now_ms += OVER_MS
         walk.own_ms += SAMPLE_MS
         caplog.clear()

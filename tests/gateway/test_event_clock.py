@@ -58,7 +58,7 @@ def test_event_time_may_have_any_name(name: str) -> None:
 def clocked(*newest: int, **fields: Any) -> Cluster:
     """A flow with a batch for each of these event times."""
     cluster = Cluster(event_time="at", **fields)
-    cluster.write(len(newest))
+    cluster.fill(len(newest))
     if newest:
         cluster.done(c.ClockBatches("f", "at", 1, list(newest)))
     return cluster
@@ -94,7 +94,7 @@ def test_lag_in_event_time_is_that_of_the_cursor_and_goes_back_with_a_replay() -
 
 def test_retention_waits_until_event_times_are_read_so_that_nothing_is_skipped_silently() -> None:
     cluster = Cluster(event_time="at", retention_ms=0)
-    cluster.write(4)
+    cluster.fill(4)
     fence, _ = cluster.done(c.Attach("f", "job", "n"))
     cluster.done(c.MoveCursor("f", "job", 3, fence, False))
     assert cluster.flow.batches.first == 1
@@ -200,7 +200,7 @@ async def test_node_reads_event_times_of_its_batches_also_of_those_before_the_cl
 
 async def test_a_batch_that_cannot_be_read_yet_holds_the_clock_back_with_all_behind_it() -> None:
     cluster = Cluster(event_time="at")
-    cluster.write(4)
+    cluster.fill(4)
     lost, proposed = {2}, []
 
     class Files:

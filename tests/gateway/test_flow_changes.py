@@ -15,51 +15,32 @@ from oncegate.flows.flow import CONSUMERS_MAX, FlowDeclaration
 from oncegate.gateway import wire
 from oncegate.gateway.answers import answer, flow_state
 from oncegate.gateway.machine import commands as c
-from oncegate.gateway.machine.apply import apply
 from oncegate.gateway.machine.flow_commands import Start
-from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.state import state_digest
 from oncegate.rifl.errors import Code, OncegateError
+from tests.gateway.machine_log import MachineLog
 from tests.gateway.state_harness import Fed, ship
 
 
-class Cluster:
-    """One machine that is fed command by command."""
+class Cluster(MachineLog):
+    """A machine with a table t, a flow f of it unless it is a stream table, and a session."""
 
     def __init__(self, kind: str = "resident", quota_bytes: int = 1 << 20, **flow: Any) -> None:
-        self.machine = Machine()
-        self.now_ms, self.entries, self.sequence = 0, 0, 0
-        self.done(c.DeclareTable("t", kind, quota_bytes))
-        self.done(c.OpenSession("n", 86_400_000, 512))
+        super().__init__(c.DeclareTable("t", kind, quota_bytes), c.OpenSession("n", 86_400_000, 512))  # type: ignore[arg-type]
+        self.sequence = 0
         if flow or kind == "resident":
             self.declare("f", **flow)
-
-    def do(self, command: c.Command) -> Any:
-        self.entries += 1
-        (result,) = apply(self.machine, self.entries, 1, c.encode_entry(self.now_ms, [command]))
-        return result
-
-    def done(self, command: c.Command) -> Any:
-        result = self.do(command)
-        assert not isinstance(result, OncegateError), result
-        return result
-
-    def refused(self, command: c.Command) -> OncegateError:
-        before = state_digest(self.machine)
-        result = self.do(command)
-        assert isinstance(result, OncegateError)
-        assert state_digest(self.machine) == before, "a refusal changes nothing"
-        return result
 
     def declare(self, name: str, source: str = "t", max_items: int = 1, **fields: Any) -> None:
         flow = FlowDeclaration(name=name, source=source, max_items=max_items, **fields)
         self.done(c.DeclareFlow(msgspec.json.encode(flow)))
 
-    def write(self, count: int = 1, value: bytes = b"1") -> Any:
+    def fill(self, count: int = 1, value: bytes = b"1") -> Any:
+        """Put so many rows, each acknowledging the one before; returns what the last is answered."""
         for _ in range(count):
             self.sequence += 1
             op = c.Op(self.sequence, int(c.OpKind.PUT), "t", f"k{self.sequence}", self.sequence, value)
-            result = self.do(c.Operate(1, 1, self.sequence, [op]))
+            result = self.one(c.Operate(1, 1, self.sequence, [op]))
         return answer(c.Operate(1, 1, self.sequence, [op]), result, self.machine).body.results[0]
 
     def alter(self, name: str, version: int, /, **changes: Any) -> c.AlterFlow:
@@ -79,7 +60,7 @@ def names(flow: Any) -> list[tuple[str, bool, int]]:
 
 def test_a_misspelt_consumer_is_altered_away_and_what_it_held_is_dropped() -> None:
     cluster = Cluster(consumers=("spakr",), retention_ms=0)
-    cluster.write(3)
+    cluster.fill(3)
     fence, _ = cluster.done(c.Attach("f", "spark", "n"))
     cluster.done(c.MoveCursor("f", "spark", 2, fence, False))
     assert cluster.flow.batches.first == 1, "the typo holds every batch"
@@ -91,14 +72,14 @@ def test_a_misspelt_consumer_is_altered_away_and_what_it_held_is_dropped() -> No
 
 def test_batches_over_the_size_go_before_their_time_and_never_before_who_has_to_read_them() -> None:
     cluster = Cluster(consumers=("spark",), retention_bytes=100)
-    cluster.write(10)
+    cluster.fill(10)
     assert cluster.flow.batches.first == 1, "nobody has read them"
     assert "spark (which has never attached)" in cluster.flow_state().held
     fence, _ = cluster.done(c.Attach("f", "spark", "n"))
     cluster.done(c.MoveCursor("f", "spark", 9, fence, False))
     assert 0 < cluster.flow.retained_bytes <= 100
     assert "or 100 bytes follow it" in cluster.flow_state().held
-    cluster.write(5)
+    cluster.fill(5)
     assert cluster.flow.batches.first == 10, "what it has not read stays, whatever it weighs"
     assert cluster.flow.retained_bytes > 100
     cluster.done(cluster.alter("f", 1, retention_bytes=0))
@@ -142,16 +123,16 @@ def test_consumers_of_an_altered_flow_stay_within_their_bound() -> None:
 
 def test_smaller_batches_begin_with_the_next_write_though_more_items_are_open() -> None:
     cluster = Cluster("stream", max_items=100)
-    cluster.write(5)
+    cluster.fill(5)
     cluster.done(cluster.alter("f", 1, max_items=2))
     assert (cluster.flow.batches.last, cluster.flow.segment.items) == (1, 0)
-    cluster.write(3)
+    cluster.fill(3)
     assert (cluster.flow.batches.last, cluster.flow.segment.items) == (2, 1)
 
 
 def test_a_consumer_that_is_removed_is_fenced_also_when_its_name_is_back() -> None:
     cluster = Cluster(consumers=("spark",), retention_ms=0)
-    cluster.write(4)
+    cluster.fill(4)
     fence, _ = cluster.done(c.Attach("f", "spark", "old"))
     cluster.done(c.MoveCursor("f", "spark", 1, fence, False))
     cluster.done(c.RemoveConsumer("f", "spark", 1))
@@ -190,12 +171,12 @@ def test_a_flow_that_consumers_have_attached_to_is_deleted_by_force_only() -> No
 
 def test_a_name_that_is_back_has_nothing_of_the_flow_that_was_deleted() -> None:
     cluster = Cluster(max_items=2)
-    cluster.write(5)
+    cluster.fill(5)
     old, _ = cluster.done(c.Attach("f", "spark", "n"))
     cluster.done(c.MoveCursor("f", "spark", 1, old, False))
     cluster.done(c.DeleteFlow("f", 1, True))
     assert cluster.machine.flows.take_dropped() == [("f", 2)]
-    cluster.write(2)  # to nobody
+    cluster.fill(2)  # to nobody
     cluster.declare("f", max_items=2, consumers=("spark",))
     assert (cluster.flow.batches.first, cluster.flow.batches.last, cluster.flow.segment.items) == (3, 2, 0)
     assert names(cluster.flow) == [("spark", True, 2)]
@@ -205,7 +186,7 @@ def test_a_name_that_is_back_has_nothing_of_the_flow_that_was_deleted() -> None:
     assert cluster.refused(cluster.alter("f", 1, retention_ms=0)).code is Code.CONFLICT
     new, _ = cluster.done(c.Attach("f", "spark", "n"))
     assert new > old, "the same nonce was of another consumer"
-    cluster.write(2)
+    cluster.fill(2)
     assert [batch.number for batch in cluster.machine.flows.take_sealed()][-1] == 3
     with pytest.raises(OncegateError) as dropped:
         cluster.machine.flows.batch("f", 2)
@@ -214,7 +195,7 @@ def test_a_name_that_is_back_has_nothing_of_the_flow_that_was_deleted() -> None:
 
 def test_deletion_sent_again_gets_the_same_answer() -> None:
     cluster = Cluster()
-    cluster.write(3)
+    cluster.fill(3)
     assert cluster.done(c.DeleteFlow("f", 1, False)) == 3
     before = state_digest(cluster.machine)
     assert cluster.done(c.DeleteFlow("f", 1, False)) == 3
@@ -227,7 +208,7 @@ def test_the_own_flow_of_a_stream_table_stays_and_brings_all_of_its_rows_to_the_
     assert cluster.refused(c.DeleteFlow("t", 1, True)).code is Code.CONFLICT
     own = cluster.machine.flows.get("t")
     cluster.done(cluster.alter("t", 1, consumers=["rows"], retention_ms=0, max_items=1, consumer_expiry_ms=5))
-    cluster.write(3)
+    cluster.fill(3)
     fence, _ = cluster.done(c.Attach("t", "rows", "n"))
     refusal = cluster.refused(c.StartConsumer("t", "rows", "m", "now"))
     assert (refusal.code, "skip" in refusal.detail) == (Code.CONFLICT, True)
@@ -246,7 +227,7 @@ def test_the_own_flow_of_a_stream_table_stays_and_brings_all_of_its_rows_to_the_
 
 def test_a_required_consumer_that_never_moves_expires_by_its_flow_and_comes_back_without_a_silent_gap() -> None:
     cluster = Cluster(consumers=("typo",), retention_ms=0, consumer_expiry_ms=1_000)
-    cluster.write(2)
+    cluster.fill(2)
     fence, _ = cluster.done(c.Attach("f", "spark", "n"))
     cluster.done(c.MoveCursor("f", "spark", 2, fence, False))
     cluster.now_ms = 999
@@ -255,7 +236,7 @@ def test_a_required_consumer_that_never_moves_expires_by_its_flow_and_comes_back
     assert cluster.done(c.ExpireConsumers("f")) == 1
     assert (cluster.flow.batches.first, cluster.flow.version) == (3, 2), "what others have finished goes"
     assert cluster.flow.declaration.consumers == ("typo",), "declared as it was"
-    cluster.write(1)
+    cluster.fill(1)
     fence, cursor = cluster.done(c.Attach("f", "typo", "n"))
     assert cursor == 0
     gone = cluster.refused(c.MoveCursor("f", "typo", 1, fence, False))
@@ -266,7 +247,7 @@ def test_a_required_consumer_that_never_moves_expires_by_its_flow_and_comes_back
 def test_nobody_expires_who_shows_life_or_has_moved_or_whose_flow_does_not_say_so() -> None:
     cluster = Cluster(consumers=("moved", "attaches"), consumer_expiry_ms=1_000)
     cluster.declare("g", consumers=("typo",))
-    cluster.write(1)
+    cluster.fill(1)
     fence, _ = cluster.done(c.Attach("f", "moved", "n"))
     cluster.done(c.MoveCursor("f", "moved", 1, fence, False))
     cluster.now_ms = 800
@@ -281,10 +262,10 @@ def test_nobody_expires_who_shows_life_or_has_moved_or_whose_flow_does_not_say_s
 
 def test_flow_whose_only_consumer_expired_drops_nothing_until_somebody_reads_it() -> None:
     cluster = Cluster(consumers=("typo",), retention_ms=0, consumer_expiry_ms=1)
-    cluster.write(3)
+    cluster.fill(3)
     cluster.now_ms = 10
     cluster.done(c.ExpireConsumers("f"))
-    cluster.write(1)
+    cluster.fill(1)
     assert cluster.flow.batches.first == 1
     fence, cursor = cluster.done(c.Attach("f", "spark", "n"))
     assert cursor == 0
@@ -301,7 +282,7 @@ def test_a_consumer_starts_where_it_is_told_and_fences_who_was_there(start: Star
     cluster = Cluster()
     old, _ = cluster.done(c.Attach("f", "spark", "old"))
     for cluster.now_ms in (100, 200, 300, 400):
-        cluster.write(1)  # batches 1 to 4
+        cluster.fill(1)  # batches 1 to 4
     command = c.StartConsumer("f", "spark", "n", start, number)
     fence, at = cluster.done(command)
     assert (at, fence) == (cursor, old + 1)
@@ -314,7 +295,7 @@ def test_a_start_that_cannot_be_is_refused_and_one_below_the_cursor_is_a_replay(
     cluster = Cluster(retention_ms=0)
     fence, _ = cluster.done(c.Attach("f", "spark", "n"))
     for cluster.now_ms in (100, 200, 300):
-        cluster.write(1)
+        cluster.fill(1)
     cluster.done(c.MoveCursor("f", "spark", 1, fence, False))
     for start, number, code in (
         ("batch", 1, Code.RETENTION_EXCEEDED),
@@ -333,27 +314,27 @@ def test_a_start_that_cannot_be_is_refused_and_one_below_the_cursor_is_a_replay(
 def test_quota_of_a_stream_table_names_the_table_and_who_holds_its_oldest_batch() -> None:
     cluster = Cluster("stream", 400)
     cluster.done(cluster.alter("t", 1, consumers=["spakr"], max_items=1, retention_ms=0))
-    refused = cluster.write(20)
+    refused = cluster.fill(20)
     assert refused.code == "QUOTA"
     for part in ("table t: ", "of 400", "batch 1 of flow t", "spakr (which has never attached)"):
         assert part in refused.detail
     cluster.done(c.RemoveConsumer("t", "spakr", 2))
-    assert "none has attached" in cluster.write().detail
+    assert "none has attached" in cluster.fill().detail
     fence, _ = cluster.done(c.Attach("t", "spark", "n"))
-    assert "spark (cursor 0)" in cluster.write().detail
+    assert "spark (cursor 0)" in cluster.fill().detail
     cluster.done(c.MoveCursor("t", "spark", cluster.machine.flows.get("t").batches.last, fence, False))
-    assert cluster.write().status == "applied"
+    assert cluster.fill().status == "applied"
     cluster.done(cluster.alter("t", 3, retention_ms=60_000))
-    last = cluster.write(20)
+    last = cluster.fill(20)
     fresh = cluster.machine.flows.get("t").batches.last
     cluster.done(c.MoveCursor("t", "spark", fresh, fence, False))
     assert last.code == "QUOTA"
-    assert "retention_ms" in cluster.write().detail
+    assert "retention_ms" in cluster.fill().detail
 
 
 def test_quota_of_a_resident_table_names_the_table_and_not_a_consumer() -> None:
     cluster = Cluster(quota_bytes=400, consumers=("typo",))
-    refused = cluster.write(20, b'"%s"' % (b"x" * 60))
+    refused = cluster.fill(20, b'"%s"' % (b"x" * 60))
     assert refused.code == "QUOTA"
     assert refused.detail.startswith("table t: ")
     assert "typo" not in refused.detail
@@ -381,12 +362,12 @@ class FlowLife(RuleBasedStateMachine):
     def delete(self, name: str, ago: int) -> None:
         flow = self._flows().get(name)
         version = 1 if flow is None else flow.version - ago
-        result = self.cluster.do(c.DeleteFlow(name, version, True))
+        result = self.cluster.one(c.DeleteFlow(name, version, True))
         assert (flow is not None and ago == 0) == (flow is not None and name not in self._flows()), result
 
     @rule(count=st.integers(1, 5))
     def write(self, count: int) -> None:
-        self.cluster.write(count)
+        self.cluster.fill(count)
 
     @rule(name=st.sampled_from("fg"), consumer=st.sampled_from("ab"), nonce=st.integers(0, 99))
     def attach(self, name: str, consumer: str, nonce: int) -> None:
@@ -394,7 +375,7 @@ class FlowLife(RuleBasedStateMachine):
         known = flow is not None and any(
             used == str(nonce) for one in flow.consumers.all() if one.name == consumer for used, _ in one.nonces
         )
-        result = self.cluster.do(c.Attach(name, consumer, str(nonce)))
+        result = self.cluster.one(c.Attach(name, consumer, str(nonce)))
         if flow is not None and not known:
             assert (name, consumer, result[0]) not in self.fences, "a fence is given out once"
             self.fences.add((name, consumer, result[0]))
@@ -403,7 +384,7 @@ class FlowLife(RuleBasedStateMachine):
     def remove(self, name: str, consumer: str) -> None:
         flow = self._flows().get(name)
         if flow is not None:
-            self.cluster.do(c.RemoveConsumer(name, consumer, flow.version))
+            self.cluster.one(c.RemoveConsumer(name, consumer, flow.version))
 
     @rule(data=st.data())
     def move_with_any_fence_that_was_ever_given(self, data: st.DataObject) -> None:
@@ -413,7 +394,7 @@ class FlowLife(RuleBasedStateMachine):
         flow = self._flows().get(name)
         there = None if flow is None else next((o for o in flow.consumers.all() if o.name == consumer), None)
         last = 0 if flow is None else flow.batches.last
-        result = self.cluster.do(c.MoveCursor(name, consumer, last, fence, False))
+        result = self.cluster.one(c.MoveCursor(name, consumer, last, fence, False))
         if there is None or not there.attached or fence != there.fence:
             assert isinstance(result, OncegateError)
             assert result.code in (Code.FENCED, Code.NOT_FOUND)

@@ -44,7 +44,7 @@ class Sides:
         return Code.CONFLICT if version != self.version else None
 
     def write(self) -> None:
-        self.cluster.write()
+        self.cluster.fill()
         self.sealed += 1
 
     def alter(self) -> None:
@@ -74,7 +74,7 @@ class Sides:
     def _do(self, command: c.Command, wrong: Code | None, after: dict[str, Any]) -> None:
         self.cluster.now_ms += self.dice.choice((0, 5, 30))
         if wrong is not None:
-            refused = self.cluster.do(command)  # the clock goes on all the same
+            refused = self.cluster.one(command)  # the clock goes on all the same
             assert isinstance(refused, OncegateError), command
             assert refused.code is wrong, command
             return
@@ -88,7 +88,7 @@ class Sides:
     def clock(self) -> None:
         """Event times are read from the first batch of which they are not known."""
         count, field = self.dice.randint(1, 3), self.dice.choice(("at", "on"))
-        self.cluster.do(c.ClockBatches(self.name, field, self.clocked + 1, [9] * count))
+        self.cluster.one(c.ClockBatches(self.name, field, self.clocked + 1, [9] * count))
         if field == self.said["event_time"]:
             self.clocked = min(self.sealed, self.clocked + count)
 
@@ -127,11 +127,11 @@ def test_no_batch_of_rows_is_skipped_not_even_one_and_any_other_consumer_may(
     cluster, name = sides.cluster, sides.name
     if required:
         cluster.done(cluster.alter(name, 2, consumers=["rows"]))
-    cluster.write(3)
+    cluster.fill(3)
     fence, _ = cluster.done(c.StartConsumer(name, "rows", "m", "beginning", 0))
     if cursor:
         cluster.done(c.MoveCursor(name, "rows", cursor, fence, False))
-    result = cluster.do(c.StartConsumer(name, "rows", "n", "batch", place + 1))
+    result = cluster.one(c.StartConsumer(name, "rows", "n", "batch", place + 1))
     if kind == "stream" and required and place > cursor:
         assert isinstance(result, OncegateError)
         assert result.code is Code.CONFLICT
@@ -144,7 +144,7 @@ def test_a_deletion_is_sent_again_by_its_version_and_no_other_one_is_told_of_it(
     cluster = Cluster()
     for version in (1, 2, 3):
         cluster.done(cluster.alter("f", version, linger_ms=version + 10))
-    cluster.write(2)
+    cluster.fill(2)
     last = cluster.done(c.DeleteFlow("f", 4, True))
     if sent == 4:
         assert cluster.done(c.DeleteFlow("f", sent, True)) == last

@@ -242,7 +242,7 @@ def test_watch_judges_consumers_and_leaves_expiry_to_the_leaders_log(
     fence, _ = cluster.done(c.Attach("f", "spark", "n"))
     expiring: list[str | None] = []
     for _ in range(WINDOW_MS // SAMPLE_MS + 1):
-        cluster.write(1)
+        cluster.fill(1)
         expiring.append(seen.look(leads=len(expiring) > 10))
     assert expiring[:11] == [None] * 11, "a follower proposes nothing"
     assert set(expiring[11:]) == {"f"}
@@ -259,7 +259,7 @@ def test_holder_is_named_in_the_log_once_an_hour_and_again_when_it_is_another(
 ) -> None:
     cluster = Cluster("stream", 1_000, consumers=("typo",), retention_ms=0)
     seen = _Watched(monkeypatch, cluster)
-    cluster.write(1)
+    cluster.fill(1)
 
     def lines(turns: int) -> list[str]:
         caplog.clear()
@@ -275,7 +275,7 @@ def test_holder_is_named_in_the_log_once_an_hour_and_again_when_it_is_another(
     fence, _ = cluster.done(c.Attach("f", "typo", "n"))
     cluster.done(c.MoveCursor("f", "typo", 1, fence, False))
     assert lines(2) == []
-    cluster.write(20, b'"%s"' % (b"x" * 50))
+    cluster.fill(20, b'"%s"' % (b"x" * 50))
     (full,) = lines(1)
     assert "% of the quota of table t" in full
     assert "typo (cursor 1)" in full
@@ -283,7 +283,7 @@ def test_holder_is_named_in_the_log_once_an_hour_and_again_when_it_is_another(
 
 def test_metrics_of_holders_overlap_and_name_the_retention_time() -> None:
     cluster = Cluster(consumers=("a",), retention_ms=1_000)
-    cluster.write(2)
+    cluster.fill(2)
     held = ConsumerWatch(cluster.machine, lambda: 500).held_bytes()
     size = cluster.flow.retained_bytes
     assert held == {("f", "a"): size, ("f", "(time)"): size}

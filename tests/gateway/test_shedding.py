@@ -52,9 +52,9 @@ def shedding(**fields: Any) -> Cluster:
 def test_flow_sheds_beyond_its_lag_counts_it_and_stops_when_its_readers_have_caught_up() -> None:
     cluster = shedding()
     cluster.declare("g", max_items=4)
-    cluster.write(20)
+    cluster.fill(20)
     assert (total(cluster), cluster.flow.shed_items) == (20, 0)
-    cluster.write(300)
+    cluster.fill(300)
     state = cluster.flow_state()
     assert 0 < state.shed_items == 320 - total(cluster)
     assert state.shed_level > 1
@@ -64,18 +64,18 @@ def test_flow_sheds_beyond_its_lag_counts_it_and_stops_when_its_readers_have_cau
     cluster.done(c.MoveCursor("f", "job", cluster.flow.batches.last, fence, False))
     assert cluster.flow_state().shed_level == 0
     before = total(cluster)
-    cluster.write(3)
+    cluster.fill(3)
     assert total(cluster) == before + 3
 
 
 def test_shed_items_leave_no_trace_context_behind() -> None:
     cluster = shedding()
-    cluster.write(200)
+    cluster.fill(200)
     for _ in range(40):
         cluster.sequence += 1
         op = c.Op(cluster.sequence, 1, "t", f"k{cluster.sequence}", cluster.sequence, b"1")  # type: ignore[arg-type]
         trace = f"00-{cluster.sequence:032x}-00f067aa0ba902b7-01"
-        cluster.do(c.Operate(1, 1, cluster.sequence, [op], traceparent=trace))  # type: ignore[arg-type]
+        cluster.one(c.Operate(1, 1, cluster.sequence, [op], traceparent=trace))  # type: ignore[arg-type]
     view = cluster.flow.segment.run_view()
     chunks = [
         *(chunk for batch in cluster.machine.flows.take_sealed() for chunk in batch.chunks),
@@ -117,23 +117,23 @@ def test_flow_that_keeps_a_tables_rows_cannot_shed() -> None:
 
 def test_what_was_shed_stays_counted_when_the_flow_sheds_no_more() -> None:
     cluster = shedding()
-    cluster.write(200)
+    cluster.fill(200)
     shed, kept = cluster.flow.shed_items, total(cluster)
     assert shed
     cluster.done(cluster.alter("f", 1, shed_lag_bytes=0))
-    cluster.write(50)
+    cluster.fill(50)
     assert (cluster.flow.shed_items, total(cluster), cluster.flow.shed_level) == (shed, kept + 50, 0)
     cluster.done(cluster.alter("f", 2, shed_lag_bytes=1_000))
-    cluster.write(50)
+    cluster.fill(50)
     assert shed < cluster.flow.shed_items == shed + kept + 100 - total(cluster), "and goes on when it sheds again"
 
 
 def test_flow_sheds_from_when_it_is_altered_to() -> None:
     cluster = Cluster(max_items=4, consumers=("job",))
-    cluster.write(203)
+    cluster.fill(203)
     cluster.done(cluster.alter("f", 1, shed_lag_bytes=1_000))
     assert (total(cluster), cluster.flow.shed_items) == (203, 0), "what was open stays so"
-    cluster.write(300)
+    cluster.fill(300)
     assert 0 < cluster.flow.shed_items == 503 - total(cluster)
 
 
