@@ -69,6 +69,19 @@ class Fed(MachineLog):
         assert state_digest(again.machine) == expected
         return again
 
+    def after(self, what: str, other: Path) -> Fed:
+        """Save, and return what goes on from there: this state, opened again, or a snapshot of it in ``other``."""
+        self.save()
+        if what == "save":
+            return self
+        if what == "restart":
+            return self.reopened()
+        shipped = Fed(other)
+        ship(self.state, shipped.state).install()
+        shipped.at = self.at
+        self.close()
+        return shipped
+
 
 class Member(Fed):
     """A state that follows a log."""

@@ -13,7 +13,7 @@ from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.row_ends import BUCKET_MS, Life
 from oncegate.rifl.errors import OncegateError
 from oncegate.rifl.ids import Fingerprint, SequenceNumber
-from tests.gateway.state_harness import Fed, ship
+from tests.gateway.state_harness import Fed
 
 LEASE_MS = 5_000
 KEYS = ("a", "b", "c")
@@ -139,19 +139,8 @@ class Tried:
             assert 0 < life.ends_ms <= self.now
 
     def copy(self, what: str) -> None:
-        if what == "save":
-            self.fed.save()
-        elif what == "restart":
-            self.fed.save()
-            self.fed = self.fed.reopened()
-        else:
-            self.fed.save()
-            self.copies += 1
-            other = Fed(self.path / f"s{self.copies}")
-            ship(self.fed.state, other.state).install()
-            other.at = self.fed.at
-            self.fed.close()
-            self.fed = other
+        self.copies += 1
+        self.fed = self.fed.after(what, self.path / f"s{self.copies}")
 
     def check(self) -> None:
         machine = self.fed.machine

@@ -26,7 +26,7 @@ from oncegate.gateway.node.change_history import ChangeHistory
 from oncegate.rifl.errors import Code, OncegateError
 from oncegate.rifl.ids import SequenceNumber
 from oncegate.rifl.rule import Replayed
-from tests.gateway.state_harness import Fed, ship
+from tests.gateway.state_harness import Fed
 from tests.gateway.test_transactions import Log, done, put, transaction
 
 LEASE_MS = 5_000
@@ -393,16 +393,8 @@ class Tried:
             self.ended(keys)
 
     def copy(self, what: str) -> None:
-        self.fed.save()
-        if what == "restart":
-            self.fed = self.fed.reopened()
-        elif what == "snapshot":
-            self.copies += 1
-            other = Fed(self.path / f"s{self.copies}")
-            ship(self.fed.state, other.state).install()
-            other.at = self.fed.at
-            self.fed.close()
-            self.fed = other
+        self.copies += 1
+        self.fed = self.fed.after(what, self.path / f"s{self.copies}")
 
     def check(self) -> None:
         table = self.fed.machine.tables["t"]
