@@ -1,7 +1,7 @@
 """Scripts: classic scenarios of Raft that no seed reaches, each a function of a stage.
 
-A new one is a function with :func:`script` on it, and, if it is to show a planted bug, a line in
-:mod:`oncegate.proof.mutants.replication`. Steps that happen with the bug only are given time (``wait``), all others are
+A new one is a function with :func:`script` on it, and, if it is to show a planted bug, named by that bug in
+``oncegate/proof/mutants/bugs.toml``. Steps that happen with the bug only are given time (``wait``), all others are
 waited for (``until``): so a script that does not reach its scenario fails. Read next:
 :mod:`oncegate.proof.sim.gateway.stage`.
 """
