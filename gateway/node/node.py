@@ -29,6 +29,7 @@ from oncegate.gateway.live_check.checker import LIVE_CHECK, LiveChecker
 from oncegate.gateway.machine import commands as c
 from oncegate.gateway.machine.machine import Machine
 from oncegate.gateway.machine.ordering import ClusterClock
+from oncegate.gateway.machine.results import Dropped
 from oncegate.gateway.machine.state import MachineState
 from oncegate.gateway.machine.state.pacer import Pacer
 from oncegate.gateway.machine.state.scrub import Scrubber
@@ -98,7 +99,6 @@ class Node:
             stand_in=True,
         )
         self.machine: Machine = self.state.machine
-        self._tables = len(self.machine.tables)
         history = ChangeHistory(settings.history_changes_max, settings.history_bytes_max, self.machine.commit)
         self.watching = Watching(history, WatchersMax.of(settings))
         self.row_turns = RowTurns(self.machine)
@@ -224,8 +224,7 @@ class Node:
             self.watching.tell(machine.changes)
         if self.row_turns.waiting:
             self.row_turns.applied(machine.changes)
-        if len(machine.tables) != self._tables:
-            self._tables = len(machine.tables)
+        if self.watching.watchers and any(type(result) is Dropped for result in results):
             self.watching.dropped(machine.tables)
 
     @property
@@ -239,7 +238,6 @@ class Node:
             self._leaving.cancel()
             self._leaving = None
             log.warning("node %s has a sound state again", self.settings.node)
-        self._tables = len(self.machine.tables)
         self.reads.replaced()
         self.watching.replaced(self.machine.commit)
         self.fetcher.scan()

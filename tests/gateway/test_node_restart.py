@@ -265,6 +265,7 @@ async def test_watch_of_a_table_that_is_dropped_right_behind_an_installed_snapsh
             await declare(other)
             # It knows one table less than the snapshot has: as many as there are behind the drop.
             (await asyncio.to_thread(ship, node.state, follower.state)).install()
+            follower.watching.open("more", "", follower.machine.commit, "", exact=False)
             told: list[set[str]] = []
             monkeypatch.setattr(follower.watching, "dropped", lambda tables: told.append(set(tables)))
             drop = c.DropTable("more", follower.machine.tables["more"].incarnation, force=True)

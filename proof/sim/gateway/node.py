@@ -152,7 +152,6 @@ class SimGateway(Node):
         plan = node.world.plan
         self.state = ReplayedState(node) if plan.save_every is None else GatewayState(node)
         self.machine = self.state.machine
-        self._tables = len(self.machine.tables)
         self.clock = NodeClusterClock(node)
         self.leadership = Leadership(node_id=node.name)
         self.store = self.publisher = Batches(node)
