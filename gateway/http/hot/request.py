@@ -36,7 +36,7 @@ from oncegate.gateway.http.exchange import (
 )
 from oncegate.gateway.http.hot.framing import Head
 from oncegate.gateway.http.request_bodies import INLINE_BYTES_MAX
-from oncegate.gateway.http.routing import UNNAMED, Route
+from oncegate.gateway.http.routing import PATH_PART, UNNAMED, Route
 from oncegate.gateway.node.node import Node
 from oncegate.gateway.observability import logs
 from oncegate.gateway.observability.access import AccessLog
@@ -45,11 +45,13 @@ from oncegate.gateway.observability.request_times import RequestTimes
 if TYPE_CHECKING:
     from oncegate.gateway.observability.spans import Spans
 
-_PART: Final = re.compile(r"{(\w+)(:[^}]*)?}")
 _SIGNS: Final = r"[A-Za-z0-9_~:-][A-Za-z0-9_.~:-]*"
 """Letters that no escape is needed for and that no reader of paths takes for something else."""
 _QUERY: Final = re.compile(r"[a-z_]+=\w+(?:&[a-z_]+=\w+)*", re.ASCII)
 _MEDIA: Final = re.compile(r"([a-z0-9-]+/[a-z0-9.+-]+)(?:; ?charset=utf-8)?")
+_NOTHING_TOLD: Final = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
+"""When the refusal itself cannot be made: what became of the request, it does not say."""
+log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
@@ -108,7 +110,7 @@ class HotRoutes:
         for route in routes:
             if route.ordering is None:
                 continue
-            pattern = _PART.sub(lambda part: f"(?P<{part[1]}>{_SIGNS})", route.path)
+            pattern = PATH_PART.sub(lambda part: f"(?P<{part[1]}>{_SIGNS})", route.path)
             found = Found(route, {}, route.ordering, desk.body_bytes_max(route))
             if pattern == route.path:
                 self._exact[route.method, route.path] = found
@@ -202,12 +204,6 @@ def _parameters(text: str) -> dict[str, str] | None:
     pairs = text.split("&")
     query = dict([pair.split("=") for pair in pairs])
     return query if len(query) == len(pairs) else None
-
-
-log = logging.getLogger(__name__)
-
-_NOTHING_TOLD: Final = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
-"""When the refusal itself cannot be made: what became of the request, it does not say."""
 
 
 class Aside:
