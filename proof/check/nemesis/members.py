@@ -7,7 +7,7 @@ Owns: asking for the change, waiting for it, and what becomes of the node's proc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -170,34 +170,14 @@ def _announced(cluster: CheckCluster, new: MemberAddress, timeout_s: float) -> b
     return bool(votes)
 
 
-def _join(one: Injection, cluster: CheckCluster) -> str:
-    join_member(cluster, one.targets[0])
-    return "joined as a learner, and votes"
+def _doing(change: Callable[[CheckCluster, str], None], said: str) -> Callable[[Injection, CheckCluster], str]:
+    """Return a strike, or a heal, that changes the one member it befalls and says so."""
 
+    def done(one: Injection, cluster: CheckCluster) -> str:
+        change(cluster, one.targets[0])
+        return said
 
-def _announce(one: Injection, cluster: CheckCluster) -> str:
-    announce_absent(cluster, one.targets[0])
-    return "announced, and not there"
-
-
-def _remove(one: Injection, cluster: CheckCluster) -> str:
-    remove_member(cluster, one.targets[0])
-    return "removed, its directory emptied"
-
-
-def _remove_again(one: Injection, cluster: CheckCluster) -> str:
-    remove_member(cluster, one.targets[0])
-    return "removed"
-
-
-def _join_again(one: Injection, cluster: CheckCluster) -> str:
-    join_member(cluster, one.targets[0])
-    return "joined again, and votes"
-
-
-def _die(one: Injection, cluster: CheckCluster) -> str:
-    retire(cluster, one.targets[0])
-    return "killed, its directory emptied"
+    return done
 
 
 def _replace(one: Injection, cluster: CheckCluster) -> str:
@@ -211,14 +191,20 @@ def _next_id(random: Random, view: PlanView) -> tuple[str, ...]:
 
 
 _change = partial(Fault, group="members", excludes="members", recovery_s=RECOVERY_S, seconds=(1.0, 5.0))
-_addition = partial(_change, whom=_next_id, heal=_remove_again)
+_addition = partial(_change, whom=_next_id, heal=_doing(remove_member, "removed"))
 _loss = partial(_change, whom=any_damageable, persistent=True)
 
 # A node joins, learns, is promoted to a voter when it has caught up, and is removed in the end.
-fault(_addition("member_added", strike=_join))
+fault(_addition("member_added", strike=_doing(join_member, "joined as a learner, and votes")))
 # A node is announced and stays away: a learner that never catches up must not count in any majority.
-fault(_addition("learner_added", strike=_announce))
+fault(_addition("learner_added", strike=_doing(announce_absent, "announced, and not there")))
 # A member, maybe the leader, is removed alive; in the end it joins again, with an empty directory.
-fault(_loss("member_removed", strike=_remove, heal=_join_again))
+fault(
+    _loss(
+        "member_removed",
+        strike=_doing(remove_member, "removed, its directory emptied"),
+        heal=_doing(join_member, "joined again, and votes"),
+    )
+)
 # A node dies with its disk; an operator removes the dead member and adds a new one in its place.
-fault(_loss("member_replaced", strike=_die, heal=_replace))
+fault(_loss("member_replaced", strike=_doing(retire, "killed, its directory emptied"), heal=_replace))
