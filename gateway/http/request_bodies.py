@@ -63,7 +63,6 @@ _APPEND: Final = c.OpKind.APPEND.value
 _DELETE: Final = c.OpKind.DELETE.value
 _GET: Final = c.OpKind.GET.value
 _VALUE: Final = c.Test.VALUE.value
-_AT_LEAST: Final = c.Test.AT_LEAST.value
 
 T = TypeVar("T")
 

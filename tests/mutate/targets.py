@@ -44,7 +44,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_tables.py",
         "tests/gateway/test_table_rows.py",
         "tests/gateway/test_rows_that_end.py",
-        "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
+        _DOCUMENTED,
     ),
     "gateway/machine/rows.py": ("tests/gateway/test_tables.py", "tests/gateway/test_table_rows.py"),
     "gateway/machine/row_rule.py": (
@@ -52,7 +52,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
         "tests/gateway/test_table_rows.py",
         "tests/gateway/test_takes.py::test_a_list_that_begins_with_a_count_has_one_more_there",
         "tests/gateway/test_rows_that_end.py",
-        "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
+        _DOCUMENTED,
     ),
     **dict.fromkeys(
         (
@@ -88,7 +88,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "gateway/machine/row_ends.py": (
         "tests/gateway/test_row_ends_index.py",
         "tests/gateway/test_rows_that_end.py",
-        "tests/gateway/test_limits.py::test_default_is_what_the_table_says",
+        _DOCUMENTED,
         "tests/gateway/test_row_ends_model.py",
     ),
     "gateway/machine/transactions.py": (
