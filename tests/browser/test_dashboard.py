@@ -508,6 +508,8 @@ def test_change_is_confirmed_carried_out_and_audited(chromium: webdriver.Chrome,
     assert not log.exists() or "member.remove" not in log.read_text(), "nothing was asked of the node"
     page.click("[data-focus='remove n1']")
     page.wait("return document.getElementById('confirm').open")
+    again = "document.querySelector(`[data-focus='remove n1']`).click(); return document.getElementById('confirm').open"
+    assert page.js(f"document.getElementById('confirm').close(); {again}"), "open anew before it told that it closed"
     page.keys("n1")
     page.click("#confirm-yes")
     page.wait_text("#act", "Not done: remove n1")  # the only voter stays

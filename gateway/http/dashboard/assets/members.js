@@ -13,7 +13,8 @@ function confirmed(title, text, word) {
   dialog.returnValue = "no";
   dialog.showModal();
   $("confirm-word").focus();
-  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes" && $("confirm-word").value.trim() === word), { once: true }));
+  // A dialog tells later that it was closed: when it is open again by then, for another change, it was not this one.
+  return new Promise((done) => { dialog.onclose = () => { if (!dialog.open) done(dialog.returnValue === "yes" && $("confirm-word").value.trim() === word); }; });
 }
 
 async function carryOut(what, method, path, body) {
