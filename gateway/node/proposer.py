@@ -219,12 +219,11 @@ class Proposer:
         if fault is not None:
             self.fail(batch, translated(fault))
             return
-        lasted_s = time.monotonic() - began_s
         try:
-            self.entry_times.observe(lasted_s)
+            self.entry_times.observe(time.monotonic() - began_s)
             if self.on_logged is not None:
                 traced = [trace for item in batch if (trace := getattr(item.command, "traceparent", ""))]
-                self.on_logged(traced, lasted_s, len(batch))
+                self.on_logged(traced, began_s, len(batch))
         except Exception:  # its commands stand, and their callers are told
             log.exception("an entry could not be counted")
         self.release(batch)

@@ -34,6 +34,8 @@ from oncegate.version import __version__
 _SAMPLED = 0x01
 _SEND_S = 2.0
 """How long the collector may take, also when the node stops."""
+_CLOCK_SET_NS = 1_000_000_000
+"""A wall clock that is further than this from the monotonic one was set: no thread waits for its time so long."""
 
 
 class Spans:
@@ -50,9 +52,13 @@ class Spans:
         self._provider = TracerProvider(resource=Resource.create({**named, "service.version": __version__}))
         self._provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_SEND_S)))
         self._tracer = self._provider.get_tracer("oncegate.node")
+        self._epoch_ns = _epoch_ns()
 
-    def request(self, traceparent: str, route: tuple[str, str], status: int, lasted_s: float, commit: str) -> None:
-        """Tell of a request that was answered just now; ``commit``: its commit number, empty if it has none."""
+    def request(self, traceparent: str, route: tuple[str, str], status: int, began_s: float, commit: str) -> None:
+        """Tell of a request that was answered just now; ``commit``: its commit number, empty if it has none.
+
+        ``began_s``: by the monotonic clock, as in :meth:`logged`.
+        """
         method, path = route
         told: dict[str, str | int] = {
             "http.request.method": method,
@@ -61,12 +67,12 @@ class Spans:
         }
         if commit:
             told["oncegate.commit"] = int(commit)
-        self._span(f"{method} {path}", SpanKind.SERVER, traceparent, lasted_s, told, failed=status >= 500)
+        self._span(f"{method} {path}", SpanKind.SERVER, traceparent, began_s, told, failed=status >= 500)
 
-    def logged(self, traceparents: Iterable[str], lasted_s: float, commands: int) -> None:
+    def logged(self, traceparents: Iterable[str], began_s: float, commands: int) -> None:
         """Tell of an entry that was applied just now; ``commands``: how many it has, traced or not."""
         for traceparent in dict.fromkeys(traceparents):
-            self._span("oncegate log", SpanKind.INTERNAL, traceparent, lasted_s, {"oncegate.commands": commands})
+            self._span("oncegate log", SpanKind.INTERNAL, traceparent, began_s, {"oncegate.commands": commands})
 
     def close(self) -> None:
         """Send what waits; blocks for as long as the collector takes, some seconds at most."""
@@ -77,7 +83,7 @@ class Spans:
         name: str,
         kind: SpanKind,
         traceparent: str,
-        lasted_s: float,
+        began_s: float,
         told: Mapping[str, str | int],
         *,
         failed: bool = False,
@@ -85,12 +91,21 @@ class Spans:
         parent = _context(traceparent)
         if parent is None:
             return
-        ended_ns = time.time_ns()
         context = set_span_in_context(NonRecordingSpan(parent))
-        span = self._tracer.start_span(name, context, kind, told, start_time=ended_ns - int(lasted_s * 1e9))
+        # Wall time is read apart from what it is the time of: a thread that is interrupted between the two would move
+        # a span before the one around it. All spans of a node stand on one reading, until the wall clock was set anew.
+        epoch_ns = _epoch_ns()
+        if abs(epoch_ns - self._epoch_ns) > _CLOCK_SET_NS:
+            self._epoch_ns = epoch_ns
+        span = self._tracer.start_span(name, context, kind, told, start_time=self._epoch_ns + int(began_s * 1e9))
         if failed:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(ended_ns)
+        span.end(self._epoch_ns + time.monotonic_ns())
+
+
+def _epoch_ns() -> int:
+    """Return the wall time at which the monotonic clock read 0."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _context(traceparent: str) -> SpanContext | None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oncegate import Client
 from oncegate.gateway.node.settings import Settings
+from oncegate.gateway.observability.spans import Spans
 from tests.gateway.http_contract import one_node, serving
 from tests.observability.collector import Collector, attributes, collecting
 
@@ -51,6 +55,25 @@ async def test_a_write_is_one_trace_from_the_sdk_through_node_and_log(
     (resource,) = collector.resources
     assert resource["service.name"] == "oncegate"
     assert resource["service.instance.id"] == "n1"
+
+
+def test_spans_keep_their_order_whatever_interrupts_who_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = InMemorySpanExporter()
+    spans = Spans("http://127.0.0.1:9/v1/traces", "n1", "c", processor=SimpleSpanProcessor(kept))
+    outer_s = time.monotonic()
+    inner_s = outer_s + 1e-6
+    spans.logged([TRACED.format(1, 7, 1)], inner_s, 1)
+    wall_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 5_000_000)
+    spans.request(TRACED.format(1, 7, 1), ("POST", "/v1/operations"), 200, outer_s, "1")
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 5_000_000_000)
+    spans.request(TRACED.format(1, 7, 1), ("GET", "/v1/status"), 200, outer_s, "")
+    logged, served, later = kept.get_finished_spans()
+    times = [served.start_time, logged.start_time, logged.end_time, served.end_time]
+    assert all(one is not None for one in times)
+    assert times == sorted(times, key=lambda one: one or 0)
+    ahead_ns = (later.start_time or 0) - (served.start_time or 0)
+    assert 4_900_000_000 < ahead_ns < 5_100_000_000, "a wall clock that was set is followed"
 
 
 async def test_only_what_is_sampled_has_spans_and_reads_have_them_too(tmp_path: Path, collector: Collector) -> None:

@@ -342,7 +342,7 @@ class HotRequest:
         if aside.spans is not None:
             trace = traceparent(self._exchange.headers)
             shown = "" if commit is None else str(commit)
-            aside.spans.request(trace, (route.method, route.path), status, lasted_s, shown)
+            aside.spans.request(trace, (route.method, route.path), status, self._began_s, shown)
 
     def _note(self, access: AccessLog, status: int, lasted_s: float) -> None:
         identity, route = self._exchange.identity, self._route
