@@ -106,8 +106,8 @@ import sys, time
 from pathlib import Path
 from bench.options import end_in_order
 end_in_order()
-Path(sys.argv[1], "began").touch()
 try:
+    Path(sys.argv[1], "began").touch()
     time.sleep(600)
 finally:
     time.sleep(0.5)  # longer than the quarter of a second that subprocess grants who was interrupted
