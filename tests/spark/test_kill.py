@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -110,9 +111,8 @@ def test_a_job_whose_jvm_is_killed_starts_itself_anew_and_the_tables_are_exact(
     with log(tmp_path, 1) as out:
         process = started(command, out)
         assert held.wait(300)
-        for pid in session_members(process.pid):
-            if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
-                os.kill(pid, signal.SIGKILL)
+        for pid in java_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
         release.set()
         assert process.wait(500) == 0
     assert "session is gone" in (tmp_path / "job-1.log").read_text()
@@ -153,6 +153,16 @@ def session_members(session: int) -> list[int]:
         if int(its_session) == session and state != "Z":
             members.append(int(stat.parent.name))
     return members
+
+
+def java_of(session: int) -> list[int]:
+    """Return its JVMs; whatever else of it ends meanwhile is none."""
+    found = []
+    for pid in session_members(session):
+        with suppress(OSError):
+            if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+                found.append(pid)
+    return found
 
 
 def rows_so_far(store: ClaimedStore) -> int:
