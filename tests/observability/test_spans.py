@@ -58,22 +58,20 @@ async def test_a_write_is_one_trace_from_the_sdk_through_node_and_log(
 
 
 def test_spans_keep_their_order_whatever_interrupts_who_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns, epoch_ns, second = 7_000_000_000, 1_800_000_000_000_000_000, 1_000_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(time, "time_ns", lambda: epoch_ns + now_ns)
     kept = InMemorySpanExporter()
     spans = Spans("http://127.0.0.1:9/v1/traces", "n1", "c", processor=SimpleSpanProcessor(kept))
-    outer_s = time.monotonic()
-    inner_s = outer_s + 1e-6
-    spans.logged([TRACED.format(1, 7, 1)], inner_s, 1)
-    wall_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 5_000_000)
-    spans.request(TRACED.format(1, 7, 1), ("POST", "/v1/operations"), 200, outer_s, "1")
-    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 5_000_000_000)
-    spans.request(TRACED.format(1, 7, 1), ("GET", "/v1/status"), 200, outer_s, "")
+    spans.logged([TRACED.format(1, 7, 1)], 6.5, 1)
+    monkeypatch.setattr(time, "time_ns", lambda: epoch_ns + now_ns + second // 2)  # half a second behind the other
+    spans.request(TRACED.format(1, 7, 1), ("POST", "/v1/operations"), 200, 6.25, "1")
+    monkeypatch.setattr(time, "time_ns", lambda: epoch_ns + now_ns + 5 * second)
+    spans.request(TRACED.format(1, 7, 1), ("GET", "/v1/status"), 200, 6.25, "")
     logged, served, later = kept.get_finished_spans()
-    times = [served.start_time, logged.start_time, logged.end_time, served.end_time]
-    assert all(one is not None for one in times)
-    assert times == sorted(times, key=lambda one: one or 0)
-    ahead_ns = (later.start_time or 0) - (served.start_time or 0)
-    assert 4_900_000_000 < ahead_ns < 5_100_000_000, "a wall clock that was set is followed"
+    assert (logged.start_time, logged.end_time) == (epoch_ns + 6_500_000_000, epoch_ns + now_ns)
+    assert (served.start_time, served.end_time) == (epoch_ns + 6_250_000_000, epoch_ns + now_ns)
+    assert later.start_time == epoch_ns + 6_250_000_000 + 5 * second, "a wall clock that was set is followed"
 
 
 async def test_only_what_is_sampled_has_spans_and_reads_have_them_too(tmp_path: Path, collector: Collector) -> None:
